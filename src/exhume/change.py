@@ -1,0 +1,242 @@
+"""What the weights reveal before any search: decay, the rank and row space of the first-layer change."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.errors import MissingEvidence
+from exhume.evidence import Evidence, Parameters, Recipe
+from exhume.linalg import rank_by_gap
+from exhume.spaces import Space, subspace
+
+FLAT_GAP = 10.0  # a smaller drop in the spectrum is no rank: Adam, or rounding that hides it
+
+
+@dataclass(frozen=True)
+class Decay:
+    """How much of the initialisation is left in the final weights.
+
+    Args:
+        weight: kappa of weight matrices.
+        bias: kappa of bias vectors.
+        source: where the numbers come from, in words.
+        rank: rank of the first-layer change as the eigenvalues give it, or None.
+    """
+
+    weight: float
+    bias: float
+    source: str
+    rank: int | None = None
+
+    def of(self, parameter: Tensor) -> float:
+        """Kappa of a parameter: matrices and kernels share one, vectors another."""
+        return self.weight if parameter.dim() > 1 else self.bias
+
+
+@dataclass(frozen=True, eq=False)
+class FirstLayer:
+    """Singular value decomposition of the change [DW_1, Db_1] of a dense first layer.
+
+    Args:
+        spectrum: singular values, descending.
+        floor: what rounding of the stored weights alone can reach.
+        rank: number of singular values above the gap, a lower bound on n (an equality while n <= d).
+        gap: ratio of singular values there.
+        columns: orthonormal basis [w, r] of the column space, the span of the samples' back-propagated signals.
+        space: the inputs compatible with the row space: x with (x, 1) in it, or x in it without biases.
+        norm: root mean square norm of a model input, as |DW_1| / |Db_1| estimates it; None without biases.
+        exclusive: model inputs [k, d] read exactly off neurons that only one sample ever activated.
+    """
+
+    spectrum: Tensor
+    floor: float
+    rank: int
+    gap: float
+    columns: Tensor
+    space: Space
+    norm: float | None
+    exclusive: Tensor
+
+    @property
+    def flat(self) -> bool:
+        """Whether the spectrum shows no rank, as after Adam or under coarse rounding."""
+        return self.gap < FLAT_GAP
+
+    @property
+    def full(self) -> bool:
+        """Whether the rank is as large as the matrix allows, so that the row space says nothing."""
+        return self.rank >= min(len(self.spectrum), self.space.size)
+
+
+def decayed_target(evidence: Evidence, decay: Decay) -> Parameters:
+    """Return t = theta_f - kappa * theta_0 in float64, one kappa per decay group; theta_f without an init."""
+    final = evidence.at(1.0)
+    if evidence.init is None:
+        return final
+    return {k: p - decay.of(p) * evidence.init[k].double() for k, p in final.items()}
+
+
+def decay_factor(evidence: Evidence) -> Decay:
+    """Measure what is left of the initialisation.
+
+    Under SGD, with or without momentum, W_f = kappa W_0 + (combination of the inputs). Where W_0 [w, d] has full
+    column rank, kappa is the eigenvalue of pinv(W_0) W_f of multiplicity d - r; for w < d, that of W_f pinv(W_0)
+    of multiplicity w - r. Given kappa, the bias change must lie in the column space of the weight change, which
+    fixes the bias kappa. Without enough multiplicity (n >= d) the recipe's own recursion is used, else kappa = 1.
+    """
+    if evidence.init is None:
+        return Decay(0.0, 0.0, "no initial weights: the final weights themselves are the target")
+    if evidence.chain is not None:
+        measured = _measure(evidence)
+        if measured is not None:
+            return measured
+    known = _simulated(evidence.recipe)
+    if known is not None:
+        return Decay(known, known, "computed from the recipe's learning rate, weight decay and steps")
+    return Decay(1.0, 1.0, "assumed: no weight decay (it could not be measured, and the recipe gives none)")
+
+
+def _simulated(recipe: Recipe) -> float | None:
+    """Kappa of torch.optim.SGD on a parameter without gradient, by its scalar recursion."""
+    if recipe.weight_decay == 0.0:
+        return 1.0
+    if recipe.weight_decay is None or recipe.lr is None or recipe.steps is None:
+        return None
+    kappa, velocity = 1.0, 0.0
+    for _ in range(recipe.steps):
+        velocity = (recipe.momentum or 0.0) * velocity + recipe.weight_decay * kappa
+        kappa -= recipe.lr * velocity
+    return kappa
+
+
+def _measure(evidence: Evidence) -> Decay | None:
+    chain = evidence.chain
+    assert chain is not None and evidence.init is not None
+    start = evidence.init[chain.weights[0]].double()
+    end = evidence.final[chain.weights[0]].double()
+    eps = torch.finfo(evidence.stored_dtype).eps
+    if start.abs().max() == 0:
+        return None
+    # A random compression Q'MQ of M = kappa I + (rank r) keeps kappa with multiplicity k - r, at a fraction
+    # of the cost of all eigenvalues.
+    if start.shape[0] < start.shape[1]:
+        start, end = start.T, end.T
+    d = start.shape[1]
+    k = min(d, 400)
+    q = torch.linalg.qr(torch.randn(d, k, generator=torch.Generator().manual_seed(0), dtype=torch.float64))[0]
+    eigenvalues = torch.linalg.eigvals(q.T @ torch.linalg.lstsq(start, end @ q).solution)
+    # Rounding of the weights moves the entries of M by about eps * cond(W_0); eigenvalues of a non-normal
+    # matrix move by a moderate multiple of that.
+    spread = torch.linalg.matrix_norm(start, 2) / torch.linalg.svdvals(start)[-1].clamp_min(1e-300)
+    tolerance = float(1e4 * max(eps, 1e-15) * spread)
+    near = (eigenvalues[:, None] - eigenvalues[None]).abs() < tolerance
+    count, centre = near.sum(1).max(0)
+    if int(count) < max(2, k // 20) or tolerance > 0.1:
+        return None
+    kappa = float(eigenvalues[near[centre]].real.median())
+    kappa = 1.0 if abs(kappa - 1.0) < tolerance * 1e-2 else kappa
+    bias = _bias_factor(evidence, kappa, tolerance)
+    return Decay(kappa, bias, "measured: the repeated eigenvalue of pinv(W_0) W_f", rank=k - int(count))
+
+
+def _bias_factor(evidence: Evidence, kappa: float, tolerance: float) -> float:
+    """Kappa of the first bias: what of b_0 is left outside the column space of W_f - kappa W_0."""
+    chain = evidence.chain
+    assert chain is not None and evidence.init is not None
+    name = chain.biases[0]
+    if name is None:
+        return kappa
+    weight = chain.weights[0]
+    change = evidence.final[weight].double() - kappa * evidence.init[weight].double()
+    left, values, _ = torch.linalg.svd(change, full_matrices=False)
+    rank, _ = rank_by_gap(values, _rounding(evidence, change))
+    columns = left[:, :rank]
+    b0, bf = (p[name].double() for p in (evidence.init, evidence.final))
+    b0, bf = (b - columns @ (columns.T @ b) for b in (b0, bf))
+    if float(b0.norm()) <= 1e-8 * float(evidence.init[name].double().norm()):
+        return kappa
+    found = float((b0 @ bf) / (b0 @ b0))
+    for value in (kappa, 1.0):  # the two conventions in use: biases decay like weights, or not at all
+        if abs(found - value) < tolerance:
+            return value
+    return found
+
+
+def _rounding(evidence: Evidence, change: Tensor) -> float:
+    """Largest singular value that rounding the stored first-layer weights can produce."""
+    chain = evidence.chain
+    assert chain is not None
+    w, d = change.shape
+    size = evidence.final[chain.weights[0]].double().pow(2).mean().sqrt()
+    return float(torch.finfo(evidence.stored_dtype).eps * size * (w**0.5 + d**0.5))
+
+
+def first_layer(evidence: Evidence, target: Parameters) -> FirstLayer:
+    """Decompose the change of the first layer of a dense chain.
+
+    Every step of SGD adds outer products delta (x) (x_i, 1), so the rows of [DW_1, Db_1] lie in the span of the
+    (x_i, 1) and its columns in the span of the accumulated delta, for any depth, loss, batching and step count.
+
+    Args:
+        evidence: must have a dense chain.
+        target: the change of every parameter, as `decayed_target` returns it.
+    """
+    if evidence.chain is None:
+        raise MissingEvidence(
+            "the first-layer analysis needs a plain dense network (Linear, elementwise activation, Linear, ...),"
+            " but the model is another kind; use an attack that searches the full space"
+        )
+    weight, bias = evidence.chain.weights[0], evidence.chain.biases[0]
+    change = target[weight] if bias is None else torch.cat([target[weight], target[bias][:, None]], 1)
+    left, values, right = torch.linalg.svd(change, full_matrices=False)
+    floor = _rounding(evidence, change)
+    rank, gap = rank_by_gap(values, floor)
+    rows = right[:rank]
+    exclusive = change.new_zeros(0, evidence.input.size)
+    if bias is None:
+        space, norm = subspace(rows) if rank else Space(evidence.input.size), None
+    else:
+        space = _affine(rows)
+        norm = float(target[weight].norm() / target[bias].norm().clamp_min(1e-300))
+        exclusive = _exclusive(target[weight], target[bias], floor)
+    return FirstLayer(values, floor, rank, gap, left[:, :rank], space, norm, exclusive)
+
+
+def _affine(rows: Tensor) -> Space:
+    """The x with (x, 1) in the span of orthonormal rows [r, d + 1]: an affine set of dimension r - 1."""
+    size = rows.shape[1] - 1
+    last = rows[:, -1]
+    if len(rows) == 0 or float(last @ last) < 1e-20:
+        return Space(size)
+    origin = (last / (last @ last)) @ rows
+    free = torch.linalg.svd(last[None], full_matrices=True)[2][1:]
+    return subspace((free @ rows)[:, :-1], origin[:-1])
+
+
+def _exclusive(weight: Tensor, bias: Tensor, floor: float) -> Tensor:
+    """Inputs read off neurons that a single sample activated: DW_j / Db_j = x_i exactly.
+
+    Neurons that share a larger set of active samples have nearly equal ratios too, but only an exclusive one is
+    exact for any course of training, so two ratios must agree to rounding.
+    """
+    size = weight.norm(dim=1)
+    usable = bias.abs() > 1e-3 * bias.abs().max()
+    ratio = weight[usable] / bias[usable, None]
+    noise = floor * (1 + ratio.norm(dim=1)) / bias[usable].abs()
+    found: list[Tensor] = []
+    order = size[usable].argsort(descending=True)
+    ratio, noise = ratio[order], noise[order]
+    scale = ratio.norm(dim=1)
+    tolerance = torch.minimum(10 * noise, 1e-4 * scale)
+    taken = torch.zeros(len(ratio), dtype=torch.bool)
+    for j in range(len(ratio)):
+        if taken[j]:
+            continue
+        same = (ratio - ratio[j]).norm(dim=1) <= tolerance[j] + tolerance
+        if int(same.sum()) > 1 and not bool((same & taken).any()):
+            found.append(ratio[same].mean(0))
+            taken |= same
+    return torch.stack(found) if found else weight.new_zeros(0, weight.shape[1])

@@ -1,0 +1,1 @@
+"""The equations that tie samples to weights; they know nothing of solvers."""

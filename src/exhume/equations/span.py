@@ -1,0 +1,90 @@
+"""The span equation: the change of weights is a weighted sum of per-sample gradients.
+
+theta_f - kappa theta_0 = sum_v sum_i sum_c coef_{v,i,c} grad_theta f_c(x_i; theta_v)
+
+with nodes v on the chord from theta_0 (0) to theta_f (1).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from exhume.change import Decay, decayed_target
+from exhume.equations.base import Bound
+from exhume.equations.span_dense import DenseSpan, bind_dense
+from exhume.equations.span_module import ModuleSpan
+from exhume.errors import MissingEvidence
+from exhume.evidence import Evidence
+from exhume.spaces import Space
+
+
+@dataclass(frozen=True)
+class EquationWeights:
+    """Weights of the equations of each parameter group; a group that fits better deserves more."""
+
+    first: float = 1.0
+    bias: float = 1.0
+    hidden: float = 1.0
+    last: float = 1.0
+
+
+@dataclass(frozen=True)
+class Span:
+    """Configuration of the span equation.
+
+    Args:
+        nodes: where gradients are taken, as fractions of the chord from theta_0 to theta_f.
+        layers: "all", or "last" for the last dense layer alone (needs a dense chain).
+        weights: equation weights per parameter group.
+    """
+
+    nodes: tuple[float, ...] = (0.0, 1.0)
+    layers: str = "all"
+    weights: EquationWeights = EquationWeights()
+
+    def bind(self, evidence: Evidence, space: Space, decay: Decay, smoothing: float | None = None) -> Bound:
+        """Fix the evidence: structured products for a dense chain, torch.func for any other module.
+
+        Args:
+            evidence: weights and forward function.
+            space: where the candidates live; a subspace also shrinks the first-layer equations.
+            decay: what is left of the initialisation.
+            smoothing: slope of the softplus that replaces ReLU, for dense chains.
+
+        Raises:
+            MissingEvidence: a node or a layer choice that the evidence cannot serve.
+        """
+        gaps = []
+        if evidence.init is None and any(v != 1.0 for v in self.nodes):
+            gaps.append("the initial weights, for nodes other than the final ones")
+        if evidence.chain is None and self.layers == "last":
+            gaps.append("a plain dense network, for the last layer alone")
+        if evidence.chain is None and smoothing is not None:
+            gaps.append("a plain dense network, for smoothing its activations")
+        if gaps:
+            raise MissingEvidence(f"the span equation needs {' and '.join(gaps)}; provide it or change the equation")
+        target = decayed_target(evidence, decay)
+        params = [evidence.at(v) for v in self.nodes]
+        if evidence.chain is not None:
+            depth = len(evidence.chain.weights)
+            keep = range(depth) if self.layers == "all" else range(depth - 1, depth)
+            weight = self.weights
+            scales = [
+                (weight.last if l == depth - 1 else weight.first if l == 0 else weight.hidden, weight.bias)
+                for l in keep
+            ]
+            return bind_dense(evidence.chain.smoothed(smoothing), params, target, space, list(keep), scales)
+        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, self._by_name(target))
+
+    def _by_name(self, target: dict[str, torch.Tensor]) -> dict[str, float]:
+        """Group weights for a module of unknown structure: vectors are biases; the first and last matrix by order."""
+        matrices = [k for k, p in target.items() if p.dim() > 1]
+        scale = {k: self.weights.bias if p.dim() <= 1 else self.weights.hidden for k, p in target.items()}
+        if matrices:
+            scale[matrices[0]], scale[matrices[-1]] = self.weights.first, self.weights.last
+        return scale
+
+
+__all__ = ["DenseSpan", "EquationWeights", "ModuleSpan", "Span"]

@@ -1,0 +1,264 @@
+"""The span equation of a dense chain, by inner products of factors; no per-sample gradient is formed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.dense import DenseNode, dense_node
+from exhume.evidence import Parameters
+from exhume.functional import DenseChain
+from exhume.spaces import Space
+
+
+@dataclass(frozen=True, eq=False)
+class DenseSpan:
+    """A span equation bound to a dense chain.
+
+    Layer l contributes the block [scale_W DW_l, scale_b Db_l]; the vector space of residuals is the
+    concatenation of the flattened blocks. The first block is expressed in an orthonormal basis of the space,
+    so d columns shrink to q + 1.
+
+    Args:
+        nodes: the chain at each node v.
+        keep: which layers give equations.
+        blocks: target blocks, already scaled, one for each kept layer.
+        scales: (weight, bias) scale of each kept layer; the bias scale is None without a bias.
+        outside: squared norm of what the restriction cut off the target.
+    """
+
+    nodes: tuple[DenseNode, ...]
+    keep: tuple[int, ...]
+    blocks: tuple[Tensor, ...]
+    scales: tuple[tuple[float, float | None], ...]
+    outside: float
+
+    @property
+    def energy(self) -> float:
+        """|t|^2."""
+        return self.outside + sum(float((b * b).sum()) for b in self.blocks)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates of one candidate."""
+        return self.nodes[0].weights[0].shape[1]
+
+    @property
+    def outputs(self) -> int:
+        """Number of outputs C."""
+        return self.nodes[0].weights[-1].shape[0]
+
+    @property
+    def multiplicity(self) -> int:
+        """Nodes times outputs."""
+        return len(self.nodes) * self.outputs
+
+    @property
+    def equations(self) -> int:
+        """Number of equations."""
+        return sum(b.numel() for b in self.blocks)
+
+    def target(self) -> Tensor:
+        """t [P]."""
+        return torch.cat([b.flatten() for b in self.blocks])
+
+    def _split(self, vector: Tensor) -> list[Tensor]:
+        parts = vector.split([b.numel() for b in self.blocks])
+        return [v.view_as(b) for v, b in zip(parts, self.blocks, strict=True)]
+
+    def _scaled(self, right: Tensor, layer: int, constant: float = 1.0) -> Tensor:
+        """Scale a right factor [..., r] and append its bias coordinate (constant 0 for a derivative)."""
+        weight, bias = self.scales[layer]
+        right = right * weight
+        if bias is None:
+            return right
+        return torch.cat([right, right.new_full((*right.shape[:-1], 1), bias * constant)], -1)
+
+    def _factors(self, z: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each kept layer, left [m, v, c, w] and right [m, v, r] factors of all gradients."""
+        m, c = len(z), self.outputs
+        head = torch.eye(c, dtype=z.dtype).expand(m, c, c)
+        per_node = []
+        for node in self.nodes:
+            _, right, slope = node.forward(z)
+            lefts = node.lefts(slope, head)
+            per_node.append([(lefts[l], right[l]) for l in self.keep])
+        return [
+            (
+                torch.stack([factors[k][0] for factors in per_node], 1),
+                torch.stack([self._scaled(factors[k][1], k) for factors in per_node], 1),
+            )
+            for k in range(len(self.keep))
+        ]
+
+    def gram(self, z: Tensor) -> Tensor:
+        """Phi Phi', as a sum over layers of (left Gram) * (right Gram)."""
+        total = 0
+        for left, right in self._factors(z):
+            m, v, c, _ = left.shape
+            l, r = left.flatten(0, 2), right.flatten(0, 1)
+            rr = (r @ r.T).repeat_interleave(c, 0).repeat_interleave(c, 1)
+            total = total + (l @ l.T) * rr
+        return total
+
+    def inner(self, z: Tensor, vector: Tensor) -> Tensor:
+        """Phi v = left' V right for each gradient."""
+        total = 0
+        for (left, right), block in zip(self._factors(z), self._split(vector), strict=True):
+            total = total + torch.einsum("mvcw,mvw->mvc", left, right @ block.T)
+        return total.flatten(1)
+
+    def contribution(self, z: Tensor, coef: Tensor) -> Tensor:
+        """Phi' c."""
+        c = coef.view(len(z), len(self.nodes), self.outputs)
+        out = []
+        for left, right in self._factors(z):
+            combined = torch.einsum("mvc,mvcw->mvw", c, left).flatten(0, 1)
+            out.append((combined.T @ right.flatten(0, 1)).flatten())
+        return torch.cat(out)
+
+    def potential(self, z: Tensor, coef: Tensor, vector: Tensor) -> Tensor:
+        """<v, c_i' Phi_i> of each candidate."""
+        return (coef * self.inner(z, vector)).sum(1)
+
+    def vjp(self, z: Tensor, coef: Tensor, vector: Tensor) -> Tensor:
+        """J' v, by reverse differentiation of the potential."""
+        with torch.enable_grad():
+            leaf = z.detach().requires_grad_()
+            return torch.autograd.grad(self.potential(leaf, coef, vector).sum(), leaf)[0]
+
+    def _tangents(self, z: Tensor, coef: Tensor, direction: Tensor | None) -> list[tuple]:
+        """For each kept layer: left [m, v, w], right [m, v, r], d left [m, v, s, w] or None, d right [m, v, s, r]."""
+        c = coef.view(len(z), len(self.nodes), self.outputs)
+        per_node = [node.tangents(z, direction, c[:, v]) for v, node in enumerate(self.nodes)]
+        out = []
+        for k, l in enumerate(self.keep):
+            left = torch.stack([t[0][l] for t in per_node], 1)
+            right = torch.stack([self._scaled(t[1][l], k) for t in per_node], 1)
+            moved = [t[2][l] for t in per_node]
+            d_left = None if moved[0] is None else torch.stack(moved, 1)
+            d_right = torch.stack([self._scaled(t[3][l], k, 0.0) for t in per_node], 1)
+            out.append((left, right, d_left, d_right))
+        return out
+
+    def jvp(self, z: Tensor, coef: Tensor, direction: Tensor) -> Tensor:
+        """J d = sum_i d left (x) right + left (x) d right."""
+        out = []
+        for left, right, d_left, d_right in self._tangents(z, coef, direction[:, None]):
+            block = left.flatten(0, 1).T @ d_right.flatten(0, 2)
+            if d_left is not None:
+                block = block + d_left.flatten(0, 2).T @ right.flatten(0, 1)
+            out.append(block.flatten())
+        return torch.cat(out)
+
+    def normal(self, z: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
+        """J'J and J' Phi', again by products of factor Grams.
+
+        Column (i, a) of J is sum_v d_a left_iv (x) right_iv + left_iv (x) d_a right_iv: one or two outer products
+        per node, so each entry of J'J is a short sum of products of two inner products.
+        """
+        m, q = len(z), self.dim
+        jj = z.new_zeros(m * q, m * q)
+        jp = z.new_zeros(m * q, m * self.multiplicity)
+        for (left, right, d_left, d_right), (head_left, head_right) in zip(
+            self._tangents(z, coef, None), self._factors(z), strict=True
+        ):
+            if d_left is None and left.shape[2] < len(self.nodes) ** 2:
+                _add_narrow(jj, jp, left, d_right, head_left, head_right)
+            else:
+                _add_outer(jj, jp, left, right, d_left, d_right, head_left, head_right)
+        return jj, jp
+
+
+def _add_narrow(
+    jj: Tensor, jp: Tensor, left: Tensor, d_right: Tensor, head_left: Tensor, head_right: Tensor
+) -> None:
+    """A narrow layer: form its rows of J for each of its few outputs, nodes already summed."""
+    m, v, q, _ = d_right.shape
+    c = head_left.shape[2]
+    for o in range(left.shape[2]):
+        column = torch.einsum("mv,mvqr->mqr", left[:, :, o], d_right).flatten(0, 1)
+        row = (head_left[..., o, None] * head_right[:, :, None]).flatten(0, 2)
+        assert row.shape[0] == m * v * c
+        jj += column @ column.T
+        jp += column @ row.T
+
+
+def _add_outer(
+    jj: Tensor,
+    jp: Tensor,
+    left: Tensor,
+    right: Tensor,
+    d_left: Tensor | None,
+    d_right: Tensor,
+    head_left: Tensor,
+    head_right: Tensor,
+) -> None:
+    """A wide layer: J is a sum of outer products; multiply the Grams of their factors."""
+    m, nodes, q, _ = d_right.shape
+
+    def fold(t: Tensor) -> Tensor:
+        return t.reshape(m * q, t.shape[-1]) if t.dim() == 3 else t.repeat_interleave(q, 0)
+
+    # Terms of one column (i, a): a left and a right factor, of which one is differentiated. The undifferentiated
+    # one is the same for all a, so its Gram is taken over samples and repeated.
+    terms: list[tuple[Tensor, Tensor]] = []
+    for v in range(nodes):
+        terms.append((left[:, v], d_right[:, v]))
+        if d_left is not None:
+            terms.append((d_left[:, v], right[:, v]))
+
+    def gram(a: Tensor, b: Tensor) -> Tensor:
+        """Inner products of two factors, spread over (i, a) x (i', a')."""
+        product = a.reshape(-1, a.shape[-1]) @ b.reshape(-1, b.shape[-1]).T
+        if a.dim() == 2:
+            product = product.repeat_interleave(q, 0)
+        return product if b.dim() == 3 else product.repeat_interleave(q, 1)
+
+    for s, (l1, r1) in enumerate(terms):
+        for t, (l2, r2) in enumerate(terms[: s + 1]):
+            part = gram(l1, l2) * gram(r1, r2)
+            jj += part if s == t else part + part.T
+    c = head_left.shape[2]
+    heads_l, heads_r = head_left.flatten(0, 2), head_right.flatten(0, 1)
+    for l, r in terms:
+        ll = l.reshape(-1, l.shape[-1]) @ heads_l.T
+        rr = (r.reshape(-1, r.shape[-1]) @ heads_r.T).repeat_interleave(c, 1)
+        ll = ll.repeat_interleave(q, 0) if l.dim() == 2 else ll
+        rr = rr.repeat_interleave(q, 0) if r.dim() == 2 else rr
+        jp += ll * rr
+
+
+def bind_dense(
+    chain: DenseChain,
+    params: Sequence[Parameters],
+    target: Parameters,
+    space: Space,
+    keep: list[int],
+    scales: list[tuple[float, float]],
+) -> DenseSpan:
+    """Restrict a chain and its target to a space and scale the equations."""
+    nodes = tuple(dense_node(chain, p, space.origin, space.basis) for p in params)
+    blocks, kept_scales, outside = [], [], 0.0
+    for l, (scale, bias_scale) in zip(keep, scales, strict=True):
+        block = scale * target[chain.weights[l]]
+        if l == 0 and space.basis is not None:
+            frame = [space.basis]
+            length = 0.0 if space.origin is None else float(space.origin.norm())
+            frame.append(
+                space.origin[None] / length
+                if space.origin is not None and length > 0
+                else space.basis.new_zeros(1, space.size)
+            )
+            inside = block @ torch.cat(frame).T
+            outside += max(float((block * block).sum() - (inside * inside).sum()), 0.0)
+            block = inside
+        name = chain.biases[l]
+        if name is not None:
+            block = torch.cat([block, bias_scale * target[name][:, None]], 1)
+        blocks.append(block)
+        kept_scales.append((scale, None if name is None else bias_scale))
+    return DenseSpan(nodes, tuple(keep), tuple(blocks), tuple(kept_scales), outside)

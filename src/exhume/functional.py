@@ -1,0 +1,150 @@
+"""Elementwise activations, their smoothing, and recognition of plain dense networks inside any module."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+Elementwise = Callable[[Tensor], Tensor]
+
+
+def identity(u: Tensor) -> Tensor:
+    """Return u."""
+    return u
+
+
+ACTIVATIONS: dict[str, Elementwise] = {
+    "identity": identity,
+    "relu": F.relu,
+    "leaky_relu": F.leaky_relu,
+    "tanh": torch.tanh,
+    "sigmoid": torch.sigmoid,
+    "gelu": F.gelu,
+    "silu": F.silu,
+    "softplus": F.softplus,
+    "elu": F.elu,
+    "selu": F.selu,
+}
+
+
+@dataclass(frozen=True)
+class Activation:
+    """An elementwise function phi with its first two derivatives (almost everywhere)."""
+
+    name: str
+    fn: Elementwise
+
+    def value_and_slope(self, u: Tensor) -> tuple[Tensor, Tensor]:
+        """Return phi(u) and phi'(u), both shaped like u and differentiable."""
+        if self.name == "identity":
+            return u, torch.ones_like(u)
+        return torch.func.jvp(self.fn, (u,), (torch.ones_like(u),))
+
+    def curvature(self, u: Tensor) -> Tensor:
+        """Return phi''(u), shaped like u."""
+        return torch.func.jvp(lambda v: self.value_and_slope(v)[1], (u,), (torch.ones_like(u),))[1]
+
+    @property
+    def piecewise_linear(self) -> bool:
+        """Whether phi'' vanishes almost everywhere."""
+        return self.name in ("identity", "relu", "leaky_relu")
+
+    def smoothed(self, beta: float | None) -> Activation:
+        """Replace ReLU by the matched softplus log(1 + exp(beta u)) / beta, whose slope is sigmoid(beta u)."""
+        if beta is None or self.name != "relu":
+            return self
+        return Activation("softplus", lambda u: F.softplus(u, beta=beta, threshold=30.0))
+
+
+@dataclass(frozen=True)
+class DenseChain:
+    """A multi-layer perceptron u_l = W_l a_{l-1} + b_l, a_l = phi_l(u_l), a_0 the flattened input.
+
+    Args:
+        weights: parameter name of each W_l [w_l, w_{l-1}].
+        biases: parameter name of each b_l [w_l], or None.
+        activations: phi_l for each layer; the last is usually the identity.
+    """
+
+    weights: tuple[str, ...]
+    biases: tuple[str | None, ...]
+    activations: tuple[Activation, ...]
+
+    @property
+    def activation(self) -> str:
+        """Names of the hidden activations, joined where they differ."""
+        return "+".join(dict.fromkeys(phi.name for phi in self.activations[:-1])) or "identity"
+
+    def smoothed(self, beta: float | None) -> DenseChain:
+        """Replace every ReLU by its matched softplus of slope `beta` (None leaves it)."""
+        return replace(self, activations=tuple(phi.smoothed(beta) for phi in self.activations))
+
+    def forward(self, params: Mapping[str, Tensor], u: Tensor) -> Tensor:
+        """Return the outputs [m, C] for inputs u [m, *shape]."""
+        a = u.flatten(1)
+        for weight, bias, phi in zip(self.weights, self.biases, self.activations, strict=True):
+            a = phi.fn(F.linear(a, params[weight], None if bias is None else params[bias]))
+        return a
+
+
+def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:
+    """Return the dense chain that `model` computes, or None when it is anything else.
+
+    The linear layers are found by running a copy on random inputs, and the function between two of them by
+    comparing values; the chain is returned only if it reproduces the outputs, so a skip connection, a
+    normalisation layer or a scaling makes the answer None.
+    """
+    twin = copy.deepcopy(model).eval().double()
+    u = 3 * torch.randn(64, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+    for layer in twin.modules():
+        if isinstance(layer, nn.Linear):
+            layer.register_forward_hook(lambda m, a, out: calls.append((m, a[0].clone(), out.clone())))
+    with torch.no_grad():
+        out = twin(u.clone())
+    linears = [layer for layer, _, _ in calls]
+    params = dict(twin.named_parameters())
+    owned = {id(p) for layer in linears for p in layer.parameters()}
+    repeated = len({id(layer.weight) for layer in linears}) < len(linears)
+    if not linears or repeated or {id(p) for p in params.values()} != owned:
+        return None
+    if any(a.dim() != 2 for _, a, _ in calls) or not torch.equal(calls[0][1], u.flatten(1)):
+        return None
+
+    choices = _elementwise_choices(twin)
+    activations = []
+    for before, after in zip(calls, [a for _, a, _ in calls[1:]] + [out.reshape(len(out), -1)], strict=True):
+        matching = (phi for phi in choices if _same(phi.fn(before[2].clone()), after))
+        phi = next(matching, None)
+        if phi is None:
+            return None
+        activations.append(phi)
+    names = {id(p): name for name, p in params.items()}
+    chain = DenseChain(
+        weights=tuple(names[id(layer.weight)] for layer in linears),
+        biases=tuple(None if layer.bias is None else names[id(layer.bias)] for layer in linears),
+        activations=tuple(activations),
+    )
+    with torch.no_grad():
+        return chain if _same(chain.forward(params, u), out.reshape(len(out), -1)) else None
+
+
+def _elementwise_choices(model: nn.Module) -> list[Activation]:
+    """The named activations first, then the model's own parameter-free leaves (a LeakyReLU of other slope)."""
+    named = [Activation(name, fn) for name, fn in ACTIVATIONS.items()]
+    leaves = [m for m in model.modules() if not any(True for _ in m.children()) and not list(m.parameters())]
+    own = [
+        Activation(type(m).__name__.lower() + "*", lambda u, m=m: m(u.clone()))  # clone: it may act in place
+        for m in leaves
+        if not isinstance(m, nn.Flatten | nn.Dropout | nn.Identity)
+    ]
+    return named + own
+
+
+def _same(a: Tensor, b: Tensor) -> bool:
+    return a.shape == b.shape and torch.allclose(a, b, rtol=1e-10, atol=1e-12)

@@ -1,0 +1,53 @@
+"""Priors: one penalty per candidate, with the curvature that Gauss-Newton needs."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from exhume.spaces import Space
+
+
+class Term(Protocol):
+    """A penalty on each candidate's model input."""
+
+    def value(self, u: Tensor) -> Tensor:
+        """Penalty of each candidate [m] at model inputs u [m, d]; differentiable."""
+
+    def curvature(self, u: Tensor, space: Space) -> Tensor:
+        """Positive semi-definite approximation of the Hessian in z, [m, q, q]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Box:
+    """Squared violation of low <= u <= high, relative to the squared width of the box.
+
+    weight * |relu(u - high) + relu(low - u)|^2 / |high - low|^2
+
+    Args:
+        low: lower bound of each feature [d].
+        high: upper bound [d].
+        weight: multiplier.
+    """
+
+    low: Tensor
+    high: Tensor
+    weight: float
+
+    def _scale(self) -> float:
+        return self.weight / float(((self.high - self.low) ** 2).sum())
+
+    def value(self, u: Tensor) -> Tensor:
+        """Penalty of each candidate [m]."""
+        outside = (u - self.high).relu() + (self.low - u).relu()
+        return self._scale() * (outside**2).sum(1)
+
+    def curvature(self, u: Tensor, space: Space) -> Tensor:
+        """Gauss-Newton Hessian: the basis restricted to the violated features."""
+        active = ((u > self.high) | (u < self.low)).to(u.dtype)
+        if space.basis is None:
+            return 2 * self._scale() * active.diag_embed()
+        masked = space.basis[None] * active[:, None]
+        return 2 * self._scale() * (masked @ space.basis.T)
