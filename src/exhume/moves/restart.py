@@ -1,0 +1,75 @@
+"""Random multi-start: more candidates than samples, the best start kept, others pooled into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.moves.prune import importance, merge, prune
+from exhume.objective import Objective, Point
+from exhume.solvers.base import Progress, Solution
+from exhume.solvers.varpro import VarPro
+
+
+@dataclass(frozen=True)
+class MultiStart:
+    """Over-parameterised random starts, pruned and pooled.
+
+    Args:
+        starts: number of random starts.
+        surplus: candidates in a start, relative to the samples expected.
+        share: see `prune`.
+    """
+
+    starts: int = 3
+    surplus: float = 1.5
+    share: float = 0.05
+
+    def run(
+        self,
+        objective: Objective,
+        solver: VarPro,
+        samples: int,
+        norm: float,
+        generator: torch.Generator,
+        progress: Progress,
+        stop: Callable[[int], bool],
+    ) -> tuple[Point, list[Solution[Point]]]:
+        """Return the best pruned and pooled point, and every solution.
+
+        Args:
+            objective: what to minimise.
+            solver: by what.
+            samples: number of samples expected.
+            norm: typical norm of a model input.
+            generator: source of the starts.
+            progress: called with the loss after each step.
+            stop: called with the number of starts done; True ends the move.
+        """
+        m = max(int(round(self.surplus * samples)), samples + 1)
+        solutions: list[Solution[Point]] = []
+        for s in range(self.starts):
+            z = objective.space.random(m, norm, generator)
+            solutions.append(solver.minimise(objective, z, progress))
+            if stop(s + 1):
+                break
+        best = min(solutions, key=lambda s: s.point.loss).point
+        pruned = prune(objective, best, self.share)
+        if len(solutions) == 1:
+            return pruned, solutions
+        pooled = self._pool(objective, [prune(objective, s.point, self.share) for s in solutions], m)
+        refined = solver.minimise(objective, pooled, progress)
+        solutions.append(refined)
+        again = prune(objective, refined.point, self.share)
+        return min((pruned, again), key=lambda p: p.loss), solutions
+
+    @staticmethod
+    def _pool(objective: Objective, points: list[Point], most: int) -> Tensor:
+        """The most important distinct candidates of several solutions, at most `most`, [m, q]."""
+        z = torch.cat([p.z for p in points])
+        weight = torch.cat([importance(objective, p) / max(p.misfit, 1e-20) for p in points])
+        kept = merge(objective.space.expand(z), weight.argsort(descending=True), 0.1)
+        return z[kept[:most]]

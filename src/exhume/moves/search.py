@@ -1,0 +1,85 @@
+"""Find samples one at a time by the column equation, projecting out those already found."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.equations.column import BoundColumn
+from exhume.solvers.batched import BatchedLM
+from exhume.spaces import Space
+
+
+@dataclass(frozen=True)
+class ColumnSearch:
+    """Batched multi-start search for the zeros of the column equation.
+
+    Args:
+        starts: random starts in each round.
+        rounds: most rounds.
+        accept: a candidate is kept if its score, with the signals of the better ones projected out, is below
+            this; a spurious one scores near 1 there, since the others explain its signal.
+        patience: rounds in a row without a new sample before giving up.
+        solver: minimises each start at each smoothing.
+    """
+
+    starts: int = 60
+    rounds: int = 12
+    accept: float = 0.5
+    patience: int = 2
+    solver: BatchedLM = BatchedLM(iterations=12)
+
+    def run(
+        self,
+        stages: list[BoundColumn],
+        space: Space,
+        norm: float,
+        known: Tensor,
+        generator: torch.Generator,
+        stop: Callable[[int], bool],
+    ) -> Tensor:
+        """Return coordinates [f, q] of all samples found, `known` among them.
+
+        Args:
+            stages: the bound equation at increasing sharpness of the smoothing.
+            space: where the candidates live.
+            norm: typical norm of a model input, for the random starts.
+            known: coordinates of samples found before [k, q].
+            generator: source of the starts.
+            stop: called with the number found after each round; True ends the search.
+        """
+        found, idle = known, 0
+        rank = stages[-1].columns.shape[1]
+        for _ in range(self.rounds):
+            missing = rank - len(found)
+            if missing <= 0 or idle == self.patience:
+                break
+            z = space.random(self.starts, norm, generator)
+            for stage in stages:
+                reduced = stage.without(found)
+                z, _ = self.solver.minimise(reduced.expand, space.retract, z)
+            # Half of what is missing at most: later rounds then see the weak samples without the strong ones.
+            fresh = self._greedy(reduced, z, (missing + 1) // 2)
+            idle = 0 if len(fresh) else idle + 1
+            found = torch.cat([found, fresh])
+            if len(fresh):
+                # Sharpen every sample, without projecting out the others.
+                found, _ = self.solver.minimise(stages[-1].expand, space.retract, found)
+            if stop(len(found)):
+                break
+        return found
+
+    def _greedy(self, equation: BoundColumn, z: Tensor, most: int) -> Tensor:
+        """Take the best candidate, project it out, and again, while the score stays below `accept`."""
+        taken = z[:0]
+        while len(taken) < most:
+            scores = equation.score(z)
+            best = int(scores.argmin())
+            if float(scores[best]) > self.accept:
+                break
+            taken = torch.cat([taken, z[best : best + 1]])
+            equation = equation.without(z[best : best + 1])
+        return taken

@@ -1,0 +1,110 @@
+"""An equation plus priors, with the multipliers eliminated: what every solver minimises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.equations.base import Bound
+from exhume.linalg import gram_solver
+from exhume.spaces import Space
+from exhume.terms import Term
+
+
+@dataclass(frozen=True, eq=False)
+class Point:
+    """The objective at coordinates z.
+
+    Args:
+        z: [m, q].
+        coef: multipliers that minimise the residual at z [m, k].
+        residual: t - Phi' c, computed explicitly [P].
+        misfit: |residual|^2 (with what no candidate can reach) over |t|^2.
+        loss: misfit plus the terms.
+        factor: F [m k, .] with F F' the pseudo-inverse of the Gram matrix at z.
+    """
+
+    z: Tensor
+    coef: Tensor
+    residual: Tensor
+    misfit: float
+    loss: float
+    factor: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Objective:
+    """L(z) = min_c |t - Phi(z)' c|^2 / |t|^2 + sum_i sum_terms term(u_i).
+
+    Args:
+        equation: a bound equation.
+        space: how coordinates become model inputs.
+        terms: priors.
+        cutoff: relative eigenvalue cut-off of the elimination.
+    """
+
+    equation: Bound
+    space: Space
+    terms: tuple[Term, ...] = ()
+    cutoff: float = 1e-12
+
+    def at(self, z: Tensor) -> Point:
+        """Evaluate at z [m, q]: eliminate the multipliers through the Gram matrix, refine them on the residual."""
+        equation = self.equation
+        target = equation.target()
+        factor = gram_solver(equation.gram(z), self.cutoff)
+        coef = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
+        residual = target
+        for _ in range(2):  # the second pass removes the error that squaring the condition number made
+            step = factor @ (factor.T @ equation.inner(z, residual).flatten())
+            coef = coef + step.view_as(coef)
+            residual = target - equation.contribution(z, coef)
+        misfit = (float(residual @ residual) + equation.outside) / equation.energy
+        penalty = sum(float(term.value(self.space.expand(z)).sum()) for term in self.terms)
+        return Point(z, coef, residual, misfit, misfit + penalty, factor)
+
+    def gradient(self, point: Point) -> Tensor:
+        """dL/dz [m, q]; the multipliers are optimal, so they are held fixed."""
+        gradient = -2 / self.equation.energy * self.equation.vjp(point.z, point.coef, point.residual)
+        if not self.terms:
+            return gradient
+        with torch.enable_grad():
+            leaf = point.z.detach().requires_grad_()
+            u = self.space.expand(leaf)
+            penalty = torch.stack([term.value(u).sum() for term in self.terms]).sum()
+            return gradient + torch.autograd.grad(penalty, leaf)[0]
+
+    def hessian(self, point: Point) -> Tensor:
+        """Gauss-Newton Hessian in Kaufman's form, 2 J' (I - Phi+ Phi) J / |t|^2 plus the terms', [m q, m q]."""
+        jj, jp = self.equation.normal(point.z, point.coef)
+        cross = jp @ point.factor
+        hessian = (2 / self.equation.energy) * (jj - cross @ cross.T)
+        m, q = point.z.shape
+        blocks = hessian.view(m, q, m, q)
+        index = torch.arange(m)
+        for curvature in self._term_curvatures(point.z):
+            blocks[index, :, index] += curvature
+        return hessian
+
+    def hessian_product(self, point: Point) -> Callable[[Tensor], Tensor]:
+        """The same Hessian as a product with [m, q], from one JVP, one projection and one VJP."""
+        equation, z, coef = self.equation, point.z, point.coef
+        curvatures = self._term_curvatures(z)
+
+        def product(direction: Tensor) -> Tensor:
+            moved = equation.jvp(z, coef, direction)
+            along = point.factor @ (point.factor.T @ equation.inner(z, moved).flatten())
+            moved = moved - equation.contribution(z, along.view_as(coef))
+            out = (2 / equation.energy) * equation.vjp(z, coef, moved)
+            for curvature in curvatures:
+                out = out + (curvature @ direction[..., None])[..., 0]
+            return out
+
+        return product
+
+    def _term_curvatures(self, z: Tensor) -> list[Tensor]:
+        u = self.space.expand(z)
+        return [term.curvature(u, self.space) for term in self.terms]
