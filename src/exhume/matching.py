@@ -1,0 +1,295 @@
+"""One-to-one matches between candidates and real rows, with the same count for control rows and for nulls.
+
+A count alone says little: the control says what unrelated rows of the same kind score by chance, the nulls
+what an attacker scores without any weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from statistics import median
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from exhume.errors import ExhumeError
+from exhume.metrics import is_image, relative_l2, ssim_matrix
+
+MATCH, CLOSE, SSIM = 0.3, 0.1, 0.4  # a match and a close match in relative L2; the papers' rule in SSIM
+_FAR = 100.0  # distances beyond this are equally hopeless
+
+
+class HasSamples(Protocol):
+    """Anything that carries candidates, such as a reconstruction."""
+
+    @property
+    def x(self) -> Tensor:
+        """Candidates [m, *shape] in the owner's units."""
+
+
+@dataclass(frozen=True, eq=False)
+class Truth:
+    """Training rows, and control rows of the same kind that the model never saw; float64 on the CPU.
+
+    Args:
+        train: training rows in the owner's units (before mean and scale), [n, *shape].
+        control: rows the model never saw, [k, *shape]; the first n stand against train, the rest centre
+            distances where `public_mean` is not given.
+        public_mean: mean over rows outside both, broadcastable to `shape`.
+        train_label: labels of train, [n] or [n, C].
+        control_label: labels of control, [k] or [k, C].
+        public_scale: unit of each feature, broadcastable to `shape`; tables need it, or the feature with the
+            largest numbers decides every match.
+
+    Raises:
+        ExhumeError: shapes disagree, values are not finite, or a control row occurs in train.
+    """
+
+    train: Tensor
+    control: Tensor
+    public_mean: Tensor | None = None
+    train_label: Tensor | None = None
+    control_label: Tensor | None = None
+    public_scale: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        shape = self.train.shape[1:]
+        for name in ("train", "control"):
+            object.__setattr__(self, name, _checked_rows(name, getattr(self, name), shape))
+        for name in ("public_mean", "public_scale"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _checked_public(name, getattr(self, name), shape))
+        if self.public_scale is not None and (self.public_scale <= 0).any():
+            raise ExhumeError(
+                "public_scale must be positive, but has an entry <= 0; give constant features unit 1"
+            )
+        for name in ("train", "control"):
+            label, rows = getattr(self, f"{name}_label"), len(getattr(self, name))
+            if label is not None and len(label) != rows:
+                raise ExhumeError(
+                    f"{name}_label must hold one label for each of the {rows} {name} rows, but holds"
+                    f" {len(label)}; check that samples and labels belong together"
+                )
+        seen = {row.numpy().tobytes() for row in self.train}
+        both = sum(row.numpy().tobytes() in seen for row in self.control)
+        if both:
+            raise ExhumeError(
+                f"control must hold rows the model never saw, but {both} of its {len(self.control)} rows"
+                " occur in train; remove them"
+            )
+
+
+@dataclass(frozen=True)
+class Score:
+    """How many of n rows were matched.
+
+    Args:
+        n: number of rows.
+        count: rows matched below `threshold`, at most one candidate each and one row a candidate.
+        close: the same below `close_threshold`.
+        median: median error over all n rows, in the assignment that `count` comes from (errors are not
+            capped); a row without a candidate counts as infinitely far, None stands for an infinite median.
+        ssim_count: images matched one-to-one above `ssim_threshold`, None for anything but images. Unrelated
+            images pass it often, so it carries no claim by itself.
+    """
+
+    n: int
+    count: int
+    close: int
+    median: float | None
+    metric: str = "relative-l2"
+    threshold: float = MATCH
+    close_threshold: float = CLOSE
+    ssim_count: int | None = None
+    ssim_threshold: float = SSIM
+
+
+@dataclass(frozen=True)
+class Row:
+    """One training row beside the candidate assigned to it.
+
+    Args:
+        truth: index of the row in train.
+        candidate: index of the candidate; None if there was none left.
+        error: relative L2 distance of the two.
+        ssim: their structural similarity, images only.
+        feature_error: |x_hat - x| of each feature in the owner's units, tables only.
+    """
+
+    truth: int
+    candidate: int | None = None
+    error: float | None = None
+    ssim: float | None = None
+    feature_error: tuple[float, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Matches:
+    """Scores of one set of candidates.
+
+    Args:
+        train: candidates against the training rows.
+        control: the same candidates against as many control rows (fewer if fewer were given: see its n).
+        random: as many random candidates, with the control's mean and spread of each feature, against train.
+        mean_image: the public mean against train; its centred distance is 1 by construction, its SSIM is not.
+        rows: one for each training row; `train.count` of them have an error below the threshold.
+        centred_by: what was subtracted before distances were taken.
+    """
+
+    train: Score
+    control: Score
+    random: Score
+    mean_image: Score
+    rows: tuple[Row, ...]
+    centred_by: str
+
+
+def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Matches:
+    """Match candidates to training rows, and the same candidates to control rows.
+
+    The distance is ||x_hat - x|| / ||x - mean||, with features divided by `truth.public_scale` if that is
+    given. A candidate may match one row of train and, independently, one of control.
+
+    Args:
+        candidates: x_hat [m, *shape] in the owner's units, or an object with such an `x`; m may be 0.
+        truth: what to compare with.
+        seed: of the random candidates.
+
+    Raises:
+        ExhumeError: candidates and truth differ in shape.
+    """
+    x = candidates if isinstance(candidates, Tensor) else candidates.x
+    x = x.detach().to("cpu", torch.float64)
+    shape = truth.train.shape[1:]
+    if x.shape[1:] != shape:
+        raise ExhumeError(
+            f"candidates must have the shape {tuple(shape)} of the training rows, but have"
+            f" {tuple(x.shape[1:])}; check [input] shape"
+        )
+    centre, centred_by = _centre(truth)
+
+    def compare(x_hat: Tensor, rows: Tensor) -> _Comparison:
+        distance = relative_l2(x_hat, rows, centre, truth.public_scale)
+        return _Comparison(distance, _similarity(x_hat, rows, truth), assign(distance, MATCH))
+
+    generator = torch.Generator().manual_seed(seed)
+    noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
+    random = truth.control.mean(0) + truth.control.std(0, correction=0) * noise
+    found = compare(x, truth.train)
+    return Matches(
+        train=_score(found),
+        control=_score(compare(x, truth.control[: len(truth.train)])),
+        random=_score(compare(random, truth.train)),
+        mean_image=_score(compare(centre.expand(truth.train.shape), truth.train)),
+        rows=_rows(found, x, truth.train),
+        centred_by=centred_by,
+    )
+
+
+def assign(distance: Tensor, threshold: float) -> dict[int, int]:
+    """Return {row: column}, one-to-one, with as many distances below the threshold as any such choice has.
+
+    Among those choices it is one of smallest total distance. Distances merely capped at the threshold would
+    not do: two pairs at 0.29 cost more than a perfect one and a miss.
+
+    Args:
+        distance: non-negative or infinite, [n, m].
+        threshold: of a match.
+
+    Returns:
+        min(n, m) pairs less those at infinite distance.
+    """
+    from scipy.optimize import linear_sum_assignment  # a third of a second to import
+
+    cost = distance.clamp(max=_FAR)
+    miss = _FAR * (min(distance.shape) + 1)  # more than all distances of any assignment together
+    pairs = zip(*linear_sum_assignment((cost + miss * (distance >= threshold)).numpy()), strict=True)
+    return {int(i): int(j) for i, j in pairs if distance[i, j].isfinite()}
+
+
+def _count(distance: Tensor, threshold: float) -> int:
+    return sum(bool(distance[pair] < threshold) for pair in assign(distance, threshold).items())
+
+
+@dataclass(frozen=True, eq=False)
+class _Comparison:
+    distance: Tensor
+    similarity: Tensor | None
+    pairs: dict[int, int]
+
+
+def _score(found: _Comparison) -> Score:
+    n = len(found.distance)
+    errors = [float(found.distance[i, found.pairs[i]]) if i in found.pairs else torch.inf for i in range(n)]
+    middle = median(errors)
+    return Score(
+        n=n,
+        count=sum(error < MATCH for error in errors),
+        close=_count(found.distance, CLOSE),
+        median=middle if middle < torch.inf else None,
+        ssim_count=None if found.similarity is None else _count(1 - found.similarity, 1 - SSIM),
+    )
+
+
+def _rows(found: _Comparison, x_hat: Tensor, x: Tensor) -> tuple[Row, ...]:
+    def row(i: int) -> Row:
+        j = found.pairs.get(i)
+        if j is None:
+            return Row(truth=i)
+        return Row(
+            truth=i,
+            candidate=j,
+            error=float(found.distance[i, j]),
+            ssim=None if found.similarity is None else float(found.similarity[i, j]),
+            feature_error=tuple((x_hat[j] - x[i]).abs().tolist()) if x.ndim == 2 else None,
+        )
+
+    return tuple(row(i) for i in range(len(x)))
+
+
+def _centre(truth: Truth) -> tuple[Tensor, str]:
+    """A mean over rows outside train and the control rows in use: theirs would pull every distance along."""
+    spare = truth.control[len(truth.train) :]
+    if truth.public_mean is not None:
+        return truth.public_mean, "the public mean"
+    if len(spare):
+        return spare.mean(0), f"the mean of {len(spare)} control rows not used for matching"
+    return torch.zeros_like(truth.train[0]), "zero, as there are no public rows"
+
+
+def _similarity(x_hat: Tensor, x: Tensor, truth: Truth) -> Tensor | None:
+    """SSIM on the range of the real rows, or None where they are no images."""
+    if not is_image(tuple(x.shape[1:])):
+        return None
+    low, high = (min(truth.train.min(), truth.control.min()), max(truth.train.max(), truth.control.max()))
+    return ssim_matrix(x_hat, x, float(low), float(high))
+
+
+def _checked_rows(name: str, rows: Tensor, shape: torch.Size) -> Tensor:
+    if not len(rows):
+        raise ExhumeError(
+            f"{name} must hold at least one row, but is empty; an audit needs both train and control"
+        )
+    if rows.shape[1:] != shape:
+        raise ExhumeError(
+            f"{name} must have rows of shape {tuple(shape)} as train does, but has {tuple(rows.shape[1:])};"
+            " check that the files belong together"
+        )
+    return _finite(name, rows)
+
+
+def _checked_public(name: str, value: Tensor, shape: torch.Size) -> Tensor:
+    try:
+        return _finite(name, value.broadcast_to(shape))
+    except RuntimeError as error:
+        raise ExhumeError(
+            f"{name} must be broadcastable to one row of shape {tuple(shape)}, but has {tuple(value.shape)};"
+            " give a scalar or one value for each feature"
+        ) from error
+
+
+def _finite(name: str, value: Tensor) -> Tensor:
+    if not torch.isfinite(value).all():
+        raise ExhumeError(f"{name} must be finite, but holds NaN or infinity; fill or drop missing values")
+    return value.detach().to("cpu", torch.float64)

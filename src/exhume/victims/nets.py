@@ -1,0 +1,63 @@
+"""Small networks to attack."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+
+import torch
+from torch import nn
+
+from exhume.errors import ModelError, nearest
+
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "identity": nn.Identity,
+    "relu": nn.ReLU,
+    "leaky_relu": nn.LeakyReLU,
+    "tanh": nn.Tanh,
+    "sigmoid": nn.Sigmoid,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "softplus": nn.Softplus,
+    "elu": nn.ELU,
+    "selu": nn.SELU,
+}
+
+
+def mlp(
+    sizes: Sequence[int],
+    activation: str = "relu",
+    bias: bool = True,
+    *,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float64,
+) -> nn.Sequential:
+    """Return Flatten, Linear, activation, ..., Linear with PyTorch's default initialisation.
+
+    The weights are drawn in float64 and rounded to `dtype`, so that a seed names one net in every precision.
+
+    Args:
+        sizes: features, hidden widths, outputs, e.g. (784, 2000, 1).
+        activation: name of the function between layers.
+        bias: whether the layers have biases.
+        seed: of the initialisation; the global generator is left as it was.
+        dtype: of the parameters.
+
+    Raises:
+        ModelError: fewer than two sizes, or an unknown activation.
+    """
+    if len(sizes) < 2:
+        raise ModelError(
+            f"sizes must name at least inputs and outputs, but is {tuple(sizes)}; give e.g. (784, 1000, 1)"
+        )
+    if activation not in ACTIVATIONS:
+        raise ModelError(
+            f"activation must be one that exhume knows, but is {activation!r};"
+            f" {nearest(activation, ACTIVATIONS)}"
+        )
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed accelerators too
+        layers: list[nn.Module] = [nn.Flatten()]
+        for fan_in, fan_out in pairwise(sizes):
+            layers += [nn.Linear(fan_in, fan_out, bias=bias, dtype=torch.float64), ACTIVATIONS[activation]()]
+    return nn.Sequential(*layers[:-1]).to(dtype)
