@@ -246,7 +246,7 @@ class SpanAttack:
         typical = column.bind(evidence, first, space, None).typical(probe)
         stages = [column.bind(evidence, first, space, s / typical) for s in self.sharpness]
         known = space.coordinates(first.exclusive)
-        best: Point | None = None
+        best: tuple[int, float, Point] | None = None
         runs: list[Solution[Point]] = []
         for _ in range(self.repairs + 1):
             z = self.search.run(
@@ -255,20 +255,21 @@ class SpanAttack:
                 ground.norm,
                 known,
                 generator,
-                lambda found: clock.tick(f"search: {found} of {first.rank} samples", None),
+                lambda found, missing: clock.tick(f"search: {found} samples found, {missing} missing", None),
             )
             if len(z) == 0:
-                return None, runs
+                break
             solution = self.solver.minimise(objective, z, lambda loss: clock.tick("joint fit", loss))
             runs.append(solution)
             point = solution.point
-            if best is None or (len(point.z), -point.loss) > (len(best.z), -best.loss):
-                best = point
             kept = stages[-1].distinct(point.z) < self.search.accept
-            if clock.expired or (bool(kept.all()) and len(z) == first.rank):
+            missing = stages[-1].without(point.z).missing
+            found = (int(kept.sum()), -point.loss, point)
+            best = found if best is None else max(best, found, key=lambda entry: entry[:2])
+            if clock.expired or (bool(kept.all()) and missing == 0):
                 break
             known = point.z[kept]
-        return best, runs
+        return None if best is None else best[2], runs
 
     def _report(
         self,

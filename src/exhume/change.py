@@ -222,21 +222,14 @@ def _exclusive(weight: Tensor, bias: Tensor, floor: float) -> Tensor:
     Neurons that share a larger set of active samples have nearly equal ratios too, but only an exclusive one is
     exact for any course of training, so two ratios must agree to rounding.
     """
-    size = weight.norm(dim=1)
     usable = bias.abs() > 1e-3 * bias.abs().max()
     ratio = weight[usable] / bias[usable, None]
     noise = floor * (1 + ratio.norm(dim=1)) / bias[usable].abs()
-    found: list[Tensor] = []
-    order = size[usable].argsort(descending=True)
-    ratio, noise = ratio[order], noise[order]
-    scale = ratio.norm(dim=1)
-    tolerance = torch.minimum(10 * noise, 1e-4 * scale)
-    taken = torch.zeros(len(ratio), dtype=torch.bool)
-    for j in range(len(ratio)):
-        if taken[j]:
-            continue
-        same = (ratio - ratio[j]).norm(dim=1) <= tolerance[j] + tolerance
-        if int(same.sum()) > 1 and not bool((same & taken).any()):
-            found.append(ratio[same].mean(0))
-            taken |= same
-    return torch.stack(found) if found else weight.new_zeros(0, weight.shape[1])
+    tolerance = torch.minimum(10 * noise, 1e-4 * ratio.norm(dim=1))
+    # Equal rows are neighbours along any direction, so one sort replaces all pairs.
+    probe = torch.randn(weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=weight.dtype)
+    order = (ratio @ probe).argsort()
+    ratio, tolerance = ratio[order], tolerance[order]
+    same = (ratio[1:] - ratio[:-1]).norm(dim=1) <= tolerance[1:] + tolerance[:-1]
+    first_of_run = same & ~torch.cat([same.new_zeros(1), same[:-1]])
+    return ratio[:-1][first_of_run]

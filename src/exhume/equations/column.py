@@ -24,6 +24,9 @@ from exhume.evidence import Evidence
 from exhume.spaces import Space
 
 
+UNEXPLAINED = 0.5  # sine of the angle between a direction and the signals found, above which it is still missing
+
+
 @dataclass(frozen=True, eq=False)
 class Quadratic:
     """A batch of independent least-squares problems at one point.
@@ -72,16 +75,22 @@ class BoundColumn:
     def without(self, z: Tensor) -> BoundColumn:
         """Project out the signals of samples found at z [f, q], so that a search meets only the others.
 
-        What is left of the column space has r - f dimensions; at a found sample the signal vanishes and the
-        score is large, so found samples repel (recursively applied and projected MUSIC, Mosher and Leahy,
-        IEEE Trans. Signal Process. 1999).
+        A direction of the column space stays unless it lies within 30 degrees of what was projected out, so a
+        spurious candidate does not use up a direction. At a found sample the signal vanishes and the score is
+        large: found samples repel (recursively applied and projected MUSIC, Mosher and Leahy, IEEE Trans.
+        Signal Process. 1999).
         """
         if len(z) == 0:
             return self
         found = torch.linalg.qr(torch.cat([self.found, self.mixed(z).T], 1))[0]
         rest = self.columns - found @ (found.T @ self.columns)
-        left, _, _ = torch.linalg.svd(rest, full_matrices=False)
-        return BoundColumn(self.nodes, left[:, : max(self.columns.shape[1] - len(z), 0)], found)
+        left, values, _ = torch.linalg.svd(rest, full_matrices=False)
+        return BoundColumn(self.nodes, left[:, values > UNEXPLAINED], found)
+
+    @property
+    def missing(self) -> int:
+        """Number of samples not found yet, as the directions left unexplained say."""
+        return self.columns.shape[1]
 
     def _best_mixture(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """The score [m] and the mixture e [m, k] that attains it, with |F' e| = 1."""

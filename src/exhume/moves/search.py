@@ -18,7 +18,7 @@ class ColumnSearch:
     """Batched multi-start search for the zeros of the column equation.
 
     Args:
-        starts: random starts in each round.
+        starts: random starts in a round, for each sample still missing (but at least 12 in all).
         rounds: most rounds.
         accept: a candidate is kept if its score, with the signals of the better ones projected out, is below
             this; a spurious one scores near 1 there, since the others explain its signal.
@@ -26,11 +26,11 @@ class ColumnSearch:
         solver: minimises each start at each smoothing.
     """
 
-    starts: int = 60
+    starts: float = 2.5
     rounds: int = 12
     accept: float = 0.5
     patience: int = 2
-    solver: BatchedLM = BatchedLM(iterations=12)
+    solver: BatchedLM = BatchedLM(iterations=12, tolerance=1e-3)
 
     def run(
         self,
@@ -39,7 +39,7 @@ class ColumnSearch:
         norm: float,
         known: Tensor,
         generator: torch.Generator,
-        stop: Callable[[int], bool],
+        stop: Callable[[int, int], bool],
     ) -> Tensor:
         """Return coordinates [f, q] of all samples found, `known` among them.
 
@@ -49,15 +49,17 @@ class ColumnSearch:
             norm: typical norm of a model input, for the random starts.
             known: coordinates of samples found before [k, q].
             generator: source of the starts.
-            stop: called with the number found after each round; True ends the search.
+            stop: called with the numbers found and still missing before each round; True ends the search.
         """
         found, idle = known, 0
-        rank = stages[-1].columns.shape[1]
+        rank = stages[-1].missing
         for _ in range(self.rounds):
-            missing = rank - len(found)
-            if missing <= 0 or idle == self.patience:
+            missing = stages[-1].without(found).missing
+            if missing == 0 or idle == self.patience or len(found) > 2 * rank:
                 break
-            z = space.random(self.starts, norm, generator)
+            if stop(len(found), missing):
+                break
+            z = space.random(max(12, round(self.starts * missing)), norm, generator)
             for stage in stages:
                 reduced = stage.without(found)
                 z, _ = self.solver.minimise(reduced.expand, space.retract, z)
@@ -68,8 +70,6 @@ class ColumnSearch:
             if len(fresh):
                 # Sharpen every sample, without projecting out the others.
                 found, _ = self.solver.minimise(stages[-1].expand, space.retract, found)
-            if stop(len(found)):
-                break
         return found
 
     def _greedy(self, equation: BoundColumn, z: Tensor, most: int) -> Tensor:
