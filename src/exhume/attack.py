@@ -24,8 +24,8 @@ from exhume.solvers.varpro import VarPro
 from exhume.spaces import Space, full
 from exhume.terms import Box
 
-Observer = Callable[[str, float], None]
-"""Called with what is being done, in words, and the share of the budget or work done."""
+Observer = Callable[[str, float], bool]
+"""Called with what is being done, in words, and the share of the budget used; True ends the run early."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +206,9 @@ class SpanAttack:
         if self.column is not None and ground.reduced:
             point, runs = self._one_at_a_time(evidence, ground, objective, generator, clock)
             if point is not None:
-                notes.append("samples were sought one at a time in the column space of the first-layer change")
+                notes.append(
+                    "samples were sought one at a time in the column space of the first-layer change"
+                )
         if point is None:
             expected = self.samples or (ground.first.rank if ground.first is not None else 0)
             if not expected:
@@ -293,7 +295,9 @@ class SpanAttack:
             misfit=point.misfit,
             loss=point.loss,
             status="stopped" if clock.expired else final.status,
-            reason="The time budget ran out; the best result so far is reported." if clock.expired else final.reason,
+            reason="The run was ended early; the best result so far is reported."
+            if clock.expired
+            else final.reason,
             steps=sum(run.steps for run in runs),
             seconds=clock.elapsed,
             seed=seed,
@@ -313,6 +317,7 @@ class _Clock:
 
     def __init__(self, budget: float | None, observer: Observer | None) -> None:
         self.start, self.budget, self.observer = time.perf_counter(), budget, observer
+        self.stopped = False
 
     @property
     def elapsed(self) -> float:
@@ -320,11 +325,12 @@ class _Clock:
 
     @property
     def expired(self) -> bool:
-        return self.budget is not None and self.elapsed > self.budget
+        return self.stopped or (self.budget is not None and self.elapsed > self.budget)
 
     def tick(self, doing: str, loss: float | None) -> bool:
         """Tell the observer; return True when the budget has run out."""
         if self.observer is not None:
             words = doing if loss is None else f"{doing}, loss {loss:.3g}"
-            self.observer(words, 0.0 if self.budget is None else min(self.elapsed / self.budget, 1.0))
+            share = 0.0 if self.budget is None else min(self.elapsed / self.budget, 1.0)
+            self.stopped = self.observer(words, share) or self.stopped
         return self.expired

@@ -149,7 +149,7 @@ class Evidence:
         final = model.state_dict() if final is None else final
         trained = _fit_to(model, final, "final")
         initial = None if init is None else _fit_to(model, init, "init")
-        twin = copy.deepcopy(model).eval().double().requires_grad_(False)
+        twin = copy.deepcopy(model).cpu().eval().double().requires_grad_(False)
         twin.load_state_dict({k: v.detach().clone() for k, v in final.items()})
         names = {name for name, _ in twin.named_parameters()}
 

@@ -43,7 +43,8 @@ class Activation:
         """Return phi(u) and phi'(u), both shaped like u and differentiable."""
         if self.name == "identity":
             return u, torch.ones_like(u)
-        return torch.func.jvp(self.fn, (u,), (torch.ones_like(u),))
+        value, slope = torch.func.jvp(self.fn, (u,), (torch.ones_like(u),))[:2]
+        return value, slope
 
     def curvature(self, u: Tensor) -> Tensor:
         """Return phi''(u), shaped like u."""
@@ -99,12 +100,17 @@ def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:
     comparing values; the chain is returned only if it reproduces the outputs, so a skip connection, a
     normalisation layer or a scaling makes the answer None.
     """
-    twin = copy.deepcopy(model).eval().double()
+    twin = copy.deepcopy(model).cpu().eval().double()
     u = 3 * torch.randn(64, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
+
+    def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        assert isinstance(layer, nn.Linear)
+        calls.append((layer, inputs[0].clone(), output.clone()))
+
     for layer in twin.modules():
         if isinstance(layer, nn.Linear):
-            layer.register_forward_hook(lambda m, a, out: calls.append((m, a[0].clone(), out.clone())))
+            layer.register_forward_hook(record)
     with torch.no_grad():
         out = twin(u.clone())
     linears = [layer for layer, _, _ in calls]
@@ -138,12 +144,13 @@ def _elementwise_choices(model: nn.Module) -> list[Activation]:
     """The named activations first, then the model's own parameter-free leaves (a LeakyReLU of other slope)."""
     named = [Activation(name, fn) for name, fn in ACTIVATIONS.items()]
     leaves = [m for m in model.modules() if not any(True for _ in m.children()) and not list(m.parameters())]
-    own = [
-        Activation(type(m).__name__.lower() + "*", lambda u, m=m: m(u.clone()))  # clone: it may act in place
-        for m in leaves
-        if not isinstance(m, nn.Flatten | nn.Dropout | nn.Identity)
-    ]
+    own = [_own(m) for m in leaves if not isinstance(m, nn.Flatten | nn.Dropout | nn.Identity)]
     return named + own
+
+
+def _own(module: nn.Module) -> Activation:
+    """An activation of the model's own; the input is cloned, since the module may act in place."""
+    return Activation(type(module).__name__.lower() + "*", lambda u: module(u.clone()))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -21,7 +21,9 @@ def exhume(samples: int | None = None) -> SpanAttack:
     """
     return SpanAttack(
         name="exhume",
-        equation=Span(nodes=(0.0, 0.5, 1.0), weights=EquationWeights(first=0.3, bias=1.0, hidden=1.0, last=3.0)),
+        equation=Span(
+            nodes=(0.0, 0.5, 1.0), weights=EquationWeights(first=0.3, bias=1.0, hidden=1.0, last=3.0)
+        ),
         column=Column(nodes=(0.0, 1.0)),
         samples=samples,
     )

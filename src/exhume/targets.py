@@ -87,7 +87,15 @@ class Target:
                 " correct it, or leave it out"
             )
         try:
-            return Truth(train, control, train_label=train_label, control_label=control_label)
+            # The mean and scale of [input] are public, so they centre the distances too.
+            return Truth(
+                train,
+                control,
+                public_mean=self.input.mean,
+                train_label=train_label,
+                control_label=control_label,
+                public_scale=self.input.scale,
+            )
         except ExhumeError as error:
             raise TargetError(f"{self.path}: {error}") from error
 

@@ -23,8 +23,9 @@ from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
 from exhume.spaces import Space
 
-
-UNEXPLAINED = 0.5  # sine of the angle between a direction and the signals found, above which it is still missing
+UNEXPLAINED = (
+    0.5  # sine of the angle between a direction and the signals found, above which it is still missing
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -125,16 +126,17 @@ class BoundColumn:
         """Gauss-Newton expansion of every score, its mixture held fixed (it is optimal, so the gradient is exact)."""
         value, mixture = self._best_mixture(z)
         parts = mixture.chunk(len(self.nodes), 1)
-        signal, slope = 0, 0
+        signal = z.new_zeros(len(z), self.columns.shape[0])
+        slope = z.new_zeros(len(z), z.shape[1], self.columns.shape[0])
         for node, head in zip(self.nodes, parts, strict=True):
             left, _, d_left, _ = node.tangents(z, None, head)
             signal = signal + left[0]
-            slope = slope if d_left[0] is None else slope + d_left[0]
-        if isinstance(slope, int):
-            raise MissingEvidence(
-                "the column equation needs a signal that varies with the input, but this activation is piecewise"
-                " linear; bind it with smoothing"
-            )
+            if d_left[0] is None:
+                raise MissingEvidence(
+                    "the column equation needs a signal that varies with the input, but this activation is"
+                    " piecewise linear; bind it with smoothing"
+                )
+            slope = slope + d_left[0]
         signal, slope = self._project(signal), self._project(slope)
         signal = signal / signal.norm(dim=1, keepdim=True).clamp_min(1e-30)
         along = torch.einsum("mqw,mw->mq", slope, signal)
@@ -159,7 +161,9 @@ class Column:
 
     nodes: tuple[float, ...] = (0.0, 1.0)
 
-    def bind(self, evidence: Evidence, first: FirstLayer, space: Space, smoothing: float | None) -> BoundColumn:
+    def bind(
+        self, evidence: Evidence, first: FirstLayer, space: Space, smoothing: float | None
+    ) -> BoundColumn:
         """Fix the evidence.
 
         Args:

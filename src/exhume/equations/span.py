@@ -64,7 +64,9 @@ class Span:
         if evidence.chain is None and smoothing is not None:
             gaps.append("a plain dense network, for smoothing its activations")
         if gaps:
-            raise MissingEvidence(f"the span equation needs {' and '.join(gaps)}; provide it or change the equation")
+            raise MissingEvidence(
+                f"the span equation needs {' and '.join(gaps)}; provide it or change the equation"
+            )
         target = decayed_target(evidence, decay)
         params = [evidence.at(v) for v in self.nodes]
         if evidence.chain is not None:
@@ -76,7 +78,9 @@ class Span:
                 for l in keep
             ]
             return bind_dense(evidence.chain.smoothed(smoothing), params, target, space, list(keep), scales)
-        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, self._by_name(target))
+        return ModuleSpan(
+            evidence.forward, params, target, space, evidence.input.shape, self._by_name(target)
+        )
 
     def _by_name(self, target: dict[str, torch.Tensor]) -> dict[str, float]:
         """Group weights for a module of unknown structure: vectors are biases; the first and last matrix by order."""

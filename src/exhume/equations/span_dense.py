@@ -96,9 +96,9 @@ class DenseSpan:
 
     def gram(self, z: Tensor) -> Tensor:
         """Phi Phi', as a sum over layers of (left Gram) * (right Gram)."""
-        total = 0
+        total = z.new_zeros(len(z) * self.multiplicity, len(z) * self.multiplicity)
         for left, right in self._factors(z):
-            m, v, c, _ = left.shape
+            c = left.shape[2]
             l, r = left.flatten(0, 2), right.flatten(0, 1)
             rr = (r @ r.T).repeat_interleave(c, 0).repeat_interleave(c, 1)
             total = total + (l @ l.T) * rr
@@ -106,7 +106,7 @@ class DenseSpan:
 
     def inner(self, z: Tensor, vector: Tensor) -> Tensor:
         """Phi v = left' V right for each gradient."""
-        total = 0
+        total = z.new_zeros(len(z), len(self.nodes), self.outputs)
         for (left, right), block in zip(self._factors(z), self._split(vector), strict=True):
             total = total + torch.einsum("mvcw,mvw->mvc", left, right @ block.T)
         return total.flatten(1)
@@ -139,7 +139,7 @@ class DenseSpan:
             left = torch.stack([t[0][l] for t in per_node], 1)
             right = torch.stack([self._scaled(t[1][l], k) for t in per_node], 1)
             moved = [t[2][l] for t in per_node]
-            d_left = None if moved[0] is None else torch.stack(moved, 1)
+            d_left = None if moved[0] is None else torch.stack([d for d in moved if d is not None], 1)
             d_right = torch.stack([self._scaled(t[3][l], k, 0.0) for t in per_node], 1)
             out.append((left, right, d_left, d_right))
         return out
@@ -177,12 +177,9 @@ def _add_narrow(
     jj: Tensor, jp: Tensor, left: Tensor, d_right: Tensor, head_left: Tensor, head_right: Tensor
 ) -> None:
     """A narrow layer: form its rows of J for each of its few outputs, nodes already summed."""
-    m, v, q, _ = d_right.shape
-    c = head_left.shape[2]
     for o in range(left.shape[2]):
         column = torch.einsum("mv,mvqr->mqr", left[:, :, o], d_right).flatten(0, 1)
         row = (head_left[..., o, None] * head_right[:, :, None]).flatten(0, 2)
-        assert row.shape[0] == m * v * c
         jj += column @ column.T
         jp += column @ row.T
 

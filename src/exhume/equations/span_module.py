@@ -102,7 +102,7 @@ class ModuleSpan:
         """Phi' c: one reverse-mode derivative per node."""
         total = torch.zeros((), dtype=z.dtype)
         for params, c in zip(self.params, coef.chunk(len(self.params), 1), strict=True):
-            _, pull = vjp(lambda w: self._heads(w, z), params)
+            pull = vjp(lambda w: self._heads(w, z), params)[1]
             total = total + self._flat(pull(c)[0])
         return total
 

@@ -49,7 +49,7 @@ class MultiStart:
             progress: called with the loss after each step.
             stop: called with the number of starts done; True ends the move.
         """
-        m = max(int(round(self.surplus * samples)), samples + 1)
+        m = max(round(self.surplus * samples), samples + 1)
         solutions: list[Solution[Point]] = []
         for s in range(self.starts):
             z = objective.space.random(m, norm, generator)

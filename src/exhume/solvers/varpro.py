@@ -57,7 +57,9 @@ class VarPro:
             small = small + 1 if gain < self.tolerance else 0
             if small == 3 or point.loss < self.floor:
                 return Solution(point, "converged", "The loss no longer fell.", step, tuple(trace))
-        return Solution(point, "iterations", "The iteration limit was reached.", self.iterations, tuple(trace))
+        return Solution(
+            point, "iterations", "The iteration limit was reached.", self.iterations, tuple(trace)
+        )
 
     def _system(self, problem: Problem[P], point: P) -> Callable[[float], Tensor]:
         """Return a function from damping to step."""

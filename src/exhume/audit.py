@@ -1,0 +1,105 @@
+"""Run attacks on a target, score them if there is truth, and put the report together."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from exhume import report
+from exhume.attack import Observer, Reconstruction
+from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
+from exhume.evidence import Evidence
+from exhume.matching import Matches, Truth, match
+from exhume.presets import ATTACKS
+from exhume.report.data import AttackResult, Report
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What to run.
+
+    Args:
+        names: attacks, in order.
+        samples: number of training samples, if known.
+        seed: of the random starts.
+        budget: seconds for all attacks together.
+    """
+
+    names: tuple[str, ...] = ("exhume",)
+    samples: int | None = None
+    seed: int = 0
+    budget: float | None = None
+
+    def __post_init__(self) -> None:
+        for name in self.names:
+            if name not in ATTACKS:
+                raise TargetError(
+                    f"attack names must be known, but {name!r} is not; {nearest(name, ATTACKS)}"
+                )
+        if len(set(self.names)) < len(self.names):
+            raise TargetError(f"attack names must differ, but are {', '.join(self.names)}; name each once")
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """Everything an audit found.
+
+    Args:
+        report: as plain data.
+        found: reconstructions of the attacks that ran.
+        matches: their scores, in the same order; empty without truth.
+    """
+
+    report: Report
+    found: tuple[Reconstruction, ...]
+    matches: tuple[Matches, ...]
+
+
+def run(
+    evidence: Evidence,
+    plan: Plan,
+    truth: Truth | None = None,
+    observer: Observer | None = None,
+    command: str | None = None,
+    features: Sequence[str] = (),
+    matcher: Callable[[Reconstruction, Truth], Matches] = match,
+) -> Outcome:
+    """Run every attack of the plan; one that fails stays in the report with its message.
+
+    Args:
+        evidence: what the attacker has; the truth is used only after each attack has ended.
+        plan: what to run.
+        truth: training and control rows, or None for an attack without score.
+        observer: told about progress.
+        command: the command line, for the report.
+        features: names of the columns of a table.
+        matcher: scores a reconstruction.
+
+    Raises:
+        MissingEvidence: no attack of the plan could run; the gaps of each are named.
+    """
+    results: list[AttackResult] = []
+    found: list[Reconstruction] = []
+    matches: list[Matches] = []
+    errors: list[ExhumeError] = []
+    for name in plan.names:
+        began = time.perf_counter()
+        attack = ATTACKS[name].preset(plan.samples)
+        budget = None if plan.budget is None else plan.budget / len(plan.names)
+        try:
+            one = attack.run(evidence, seed=plan.seed, budget=budget, observer=observer)
+        except ExhumeError as error:
+            results.append(report.failed_attack(name, error, time.perf_counter() - began))
+            errors.append(error)
+            continue
+        found.append(one)
+        if truth is not None:
+            matches.append(matcher(one, truth))
+        results.append(report.attack_result(one, matches[-1] if truth is not None else None))
+    if not found:
+        raise MissingEvidence("; ".join(dict.fromkeys(map(str, errors))))
+    built = report.build(
+        evidence, results, seed=plan.seed, samples=plan.samples, features=features, command=command
+    )
+    return Outcome(built, tuple(found), tuple(matches))

@@ -1,0 +1,306 @@
+"""The command line: exhume demo, inspect, attack, audit, attacks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from enum import StrEnum
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from exhume import audit as audits
+from exhume import demo as demos
+from exhume import report
+from exhume.attack import Observer
+from exhume.checkpoints import load_state
+from exhume.errors import ExhumeError, TargetError
+from exhume.inspection import Inspection
+from exhume.inspection import inspect as inspect_evidence
+from exhume.presets import ATTACKS
+from exhume.report.data import Report
+from exhume.targets import Target, read_target
+
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Recover training samples from the weights of networks you own, before somebody else does.",
+)
+
+TargetPath = Annotated[
+    Path, typer.Argument(metavar="TARGET.toml", help="Target file; `exhume.snapshot` writes one.")
+]
+Out = Annotated[Path, typer.Option("--out", help="Folder for the report.")]
+Seed = Annotated[int, typer.Option("--seed", help="Seed of the random starts.")]
+Budget = Annotated[str, typer.Option("--budget", help="Wall time, such as 90s, 10m or 2h.")]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite the report in an existing folder.")]
+TrustPickle = Annotated[
+    bool, typer.Option("--trust-pickle", help="Load pickles that run code; only for files you made yourself.")
+]
+IncludeImages = Annotated[
+    bool, typer.Option("--include-images", help="Show training and control rows in the report.")
+]
+Quiet = Annotated[bool, typer.Option("--quiet", help="Print nothing but errors (and the JSON of --json).")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print machine-readable JSON on standard output.")]
+
+
+class Data(StrEnum):
+    """Packaged data sets of the demo."""
+
+    mnist = "mnist"
+    faces = "faces"
+    digits = "digits"
+    breast_cancer = "breast-cancer"
+
+
+@app.command()
+def demo(
+    data: Annotated[Data, typer.Option("--data", help="Packaged data set.")] = Data.mnist,
+    out: Out = Path("exhume-demo"),
+    seed: Seed = 0,
+    force: Force = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Train a small victim on packaged real data, audit it and write a report."""
+    folder = report.prepare(out, force=force)
+    console = Console(stderr=True, quiet=quiet)
+    console.print(f"Training a 2,000-unit network on 20 rows of {data.value} ...")
+    made = demos.victim(data.value, seed)
+    console.print(f"Trained: loss {made.trained.loss:.1e} after {made.trained.steps} steps.")
+    where = folder / "victim"
+    suffix = 1
+    while where.exists():  # earlier victims stay: nothing is overwritten
+        suffix += 1
+        where = folder / f"victim-{suffix}"
+    target = read_target(demos.save(made, where))
+    _run(target, folder, seed, "2m", console, scored=True, include_images=True, as_json=as_json)
+
+
+@app.command()
+def inspect(
+    target: Annotated[Path, typer.Argument(metavar="TARGET.toml | CHECKPOINT")],
+    as_json: AsJson = False,
+    trust_pickle: TrustPickle = False,
+) -> None:
+    """Say what the weights reveal and which attacks apply."""
+    if target.suffix != ".toml":
+        _inspect_checkpoint(target, as_json, trust_pickle)
+        return
+    found = inspect_evidence(read_target(target).evidence(trust_pickle=trust_pickle))
+    if as_json:
+        print(json.dumps(asdict(found), allow_nan=False))
+    else:
+        _show_inspection(found)
+
+
+@app.command()
+def attack(
+    target: TargetPath,
+    name: Annotated[
+        list[str] | None, typer.Option("--attack", help="Attack to run; may be repeated.")
+    ] = None,
+    out: Out = Path("exhume-out"),
+    seed: Seed = 0,
+    budget: Budget = "10m",
+    force: Force = False,
+    trust_pickle: TrustPickle = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Reconstruct samples without looking at any truth."""
+    read = read_target(target)
+    _run(
+        read,
+        report.prepare(out, force=force),
+        seed,
+        budget,
+        Console(stderr=True, quiet=quiet),
+        names=name,
+        trust_pickle=trust_pickle,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def audit(
+    target: TargetPath,
+    out: Out = Path("exhume-out"),
+    seed: Seed = 0,
+    budget: Budget = "10m",
+    force: Force = False,
+    trust_pickle: TrustPickle = False,
+    include_images: IncludeImages = False,
+    quiet: Quiet = False,
+    as_json: AsJson = False,
+) -> None:
+    """Attack a model and score the result against its training rows and control rows."""
+    read = read_target(target)
+    _run(
+        read,
+        report.prepare(out, force=force),
+        seed,
+        budget,
+        Console(stderr=True, quiet=quiet),
+        scored=True,
+        trust_pickle=trust_pickle,
+        include_images=include_images,
+        as_json=as_json,
+    )
+
+
+@app.command()
+def attacks(as_json: AsJson = False) -> None:
+    """List the attacks."""
+    if as_json:
+        rows = [
+            {"name": k, "paper": e.paper, "needs": e.needs, "models": e.models} for k, e in ATTACKS.items()
+        ]
+        print(json.dumps(rows))
+        return
+    table = Table("name", "paper", "needs", "models")
+    for name, entry in ATTACKS.items():
+        table.add_row(name, entry.paper, entry.needs, entry.models)
+    Console().print(table)
+
+
+def main() -> None:
+    """Entry point: errors a user can mend are one line on standard error and exit code 2."""
+    try:
+        app()
+    except ExhumeError as error:
+        print(f"exhume: {error}", file=sys.stderr)
+        sys.exit(2)
+
+
+def seconds(text: str) -> float:
+    """Read a wall time such as 90s, 10m or 2h."""
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)([smh]?)", text.strip())
+    if found is None or float(found[1]) == 0:
+        raise TargetError(f"--budget must be a time such as 90s, 10m or 2h, but is {text!r}; correct it")
+    return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
+
+
+def _run(
+    target: Target,
+    folder: Path,
+    seed: int,
+    budget: str,
+    console: Console,
+    *,
+    names: list[str] | None = None,
+    scored: bool = False,
+    trust_pickle: bool = False,
+    include_images: bool = False,
+    as_json: bool = False,
+) -> None:
+    plan = audits.Plan(
+        names=tuple(names or target.attack.names or ("exhume",)),
+        samples=target.attack.samples,
+        seed=seed,
+        budget=seconds(budget),
+    )
+    truth = target.truth() if scored else None
+    evidence = target.evidence(trust_pickle=trust_pickle)
+    with _progress(console) as observer:
+        outcome = audits.run(evidence, plan, truth, observer, command=shlex.join(sys.argv))
+    page = report.write(folder, outcome.report, outcome.found, truth=truth, include_images=include_images)
+    if as_json:
+        print(outcome.report.to_json())
+    _summarise(outcome.report, page, console)
+
+
+@contextmanager
+def _progress(console: Console) -> Iterator[Observer]:
+    """A live line on a terminal, silence elsewhere; the first Ctrl-C ends the search and keeps the best result."""
+    stopped = False
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        nonlocal stopped
+        stopped = True
+        signal.signal(signal.SIGINT, previous)  # a second Ctrl-C aborts
+
+    previous = signal.signal(signal.SIGINT, interrupt)
+    try:
+        if not console.is_terminal or console.quiet:
+            yield lambda doing, share: stopped
+            return
+        with console.status("starting") as status:
+
+            def show(doing: str, share: float) -> bool:
+                status.update(f"{doing}  ({share:.0%} of the budget)  Ctrl-C keeps the best result so far")
+                return stopped
+
+            yield show
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def _summarise(told: Report, page: Path, console: Console) -> None:
+    table = Table("attack", "candidates", "train", "control", "random", "seconds", "status")
+    for one in told.attacks:
+        groups = None if one.matched is None else (one.matched.train, one.matched.control, one.matched.random)
+        counts = ["-"] * 3 if groups is None else [f"{g.count}/{g.n} ({g.close} close)" for g in groups]
+        spent = "-" if one.seconds is None else f"{one.seconds:.1f}"
+        table.add_row(one.name, str(one.candidates), *counts, spent, one.error or one.status)
+    console.print(table)
+    for reason in told.reasons:
+        console.print(reason)
+    console.print(f"Report: {page}")
+
+
+def _show_inspection(found: Inspection) -> None:
+    console = Console()
+    layers = Table("parameter", "shape", "numbers")
+    for name, shape, count in found.layers:
+        layers.add_row(name, str(list(shape)), f"{count:,}")
+    console.print(layers)
+    activation = found.activation or "not a plain dense network"
+    console.print(
+        f"{found.parameters:,} parameters ({found.dtype}), input {list(found.input_shape)}, {found.outputs} outputs,"
+        f" activation: {activation}",
+        highlight=False,
+    )
+    for sentence in found.findings:
+        console.print(f"- {sentence}", markup=False, highlight=False)
+    table = Table("attack", "applies", "how, or what is missing")
+    for one in found.attacks:
+        table.add_row(one.name, "yes" if one.applies else "no", one.reason)
+    console.print(table)
+
+
+def _inspect_checkpoint(path: Path, as_json: bool, trust_pickle: bool) -> None:
+    """A bare checkpoint: shapes only, and what a target file would add."""
+    state = load_state(path, trust_pickle=trust_pickle)
+    rows = [
+        {"name": k, "shape": list(p.shape), "dtype": str(p.dtype).removeprefix("torch.")}
+        for k, p in state.items()
+    ]
+    if as_json:
+        print(json.dumps({"tensors": rows, "parameters": sum(p.numel() for p in state.values())}))
+        return
+    console = Console()
+    table = Table("tensor", "shape", "dtype")
+    for row in rows:
+        table.add_row(str(row["name"]), str(row["shape"]), str(row["dtype"]))
+    console.print(table)
+    console.print(f"{sum(p.numel() for p in state.values()):,} numbers.", highlight=False)
+    console.print(
+        "A target file that names the architecture, the input shape and, if you have them, the initial weights"
+        " tells which attacks apply; `exhume.snapshot` writes one."
+    )
+
+
+if __name__ == "__main__":
+    main()
