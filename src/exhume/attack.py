@@ -15,7 +15,7 @@ from exhume.equations.column import Column
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
-from exhume.moves.prune import importance
+from exhume.moves.prune import importance, weakest_out
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import ColumnSearch
 from exhume.objective import Objective, Point
@@ -94,7 +94,7 @@ class Ground:
         return self.first is not None and not self.first.flat and not self.first.full
 
 
-def survey(evidence: Evidence, radius: tuple[float, float] = (0.3, 2.0)) -> Ground:
+def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Ground:
     """Measure decay, rank and row space, and choose the search space.
 
     Args:
@@ -262,9 +262,15 @@ class SpanAttack:
             if len(z) == 0:
                 break
             solution = self.solver.minimise(objective, z, lambda loss: clock.tick("joint fit", loss))
+            # The rank is the number of samples while it is below the input size: what is beyond it is spurious.
+            trimmed = weakest_out(objective, solution.point, max(first.rank, self.samples or 0))
+            if len(trimmed.z) < len(solution.point.z):
+                solution = self.solver.minimise(
+                    objective, trimmed.z, lambda loss: clock.tick("joint fit", loss)
+                )
             runs.append(solution)
             point = solution.point
-            kept = stages[-1].distinct(point.z) < self.search.accept
+            kept = stages[-1].distinct(point.z, probe) < self.search.accept
             missing = stages[-1].without(point.z).missing
             found = (int(kept.sum()), -point.loss, point)
             best = found if best is None else max(best, found, key=lambda entry: entry[:2])

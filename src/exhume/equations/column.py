@@ -113,10 +113,18 @@ class BoundColumn:
         pre = torch.stack([node.forward(z)[0][0] for node in self.nodes])
         return float(pre.square().mean().sqrt())
 
-    def distinct(self, z: Tensor) -> Tensor:
-        """Score of each candidate with all the others projected out, [m]: near 1 for one that adds no signal."""
+    def relative(self, z: Tensor, probe: Tensor) -> Tensor:
+        """Score of each candidate over the median score of random points `probe` [p, q], [m].
+
+        The ratio is what tells a sample from chance: where the signal hardly varies with the input (a tanh net
+        near its linear range), every score is small.
+        """
+        return self.score(z) / self.score(probe).median()
+
+    def distinct(self, z: Tensor, probe: Tensor) -> Tensor:
+        """Relative score of each candidate with all the others projected out, [m]: near 1 if it adds no signal."""
         index = torch.arange(len(z))
-        return torch.cat([self.without(z[index != i]).score(z[i : i + 1]) for i in index.tolist()])
+        return torch.cat([self.without(z[index != i]).relative(z[i : i + 1], probe) for i in index.tolist()])
 
     def score(self, z: Tensor) -> Tensor:
         """Share of the best mixture's energy outside the column space, [m]."""

@@ -36,6 +36,14 @@ def merge(u: Tensor, order: Tensor, tolerance: float) -> Tensor:
     return torch.tensor(kept, dtype=torch.long)
 
 
+def weakest_out(objective: Objective, point: Point, most: int) -> Point:
+    """Remove the least important candidate until at most `most` are left."""
+    while len(point.z) > most:
+        weakest = int(importance(objective, point).argmin())
+        point = objective.at(torch.cat([point.z[:weakest], point.z[weakest + 1 :]]))
+    return point
+
+
 def prune(objective: Objective, point: Point, share: float, tolerance: float = 0.05) -> Point:
     """Drop duplicates, then candidates one by one while the misfit rises by less than `share` of itself.
 

@@ -13,6 +13,9 @@ from exhume.solvers.batched import BatchedLM
 from exhume.spaces import Space
 
 
+PROBES = 64  # random points that say what a score means
+
+
 @dataclass(frozen=True)
 class ColumnSearch:
     """Batched multi-start search for the zeros of the column equation.
@@ -21,14 +24,14 @@ class ColumnSearch:
         starts: random starts in a round, for each sample still missing (but at least 12 in all).
         rounds: most rounds.
         accept: a candidate is kept if its score, with the signals of the better ones projected out, is below
-            this; a spurious one scores near 1 there, since the others explain its signal.
+            this share of what random points score; a spurious one scores near 1, its signal being explained.
         patience: rounds in a row without a new sample before giving up.
         solver: minimises each start at each smoothing.
     """
 
     starts: float = 2.5
-    rounds: int = 12
-    accept: float = 0.5
+    rounds: int = 8
+    accept: float = 0.4
     patience: int = 2
     solver: BatchedLM = BatchedLM(iterations=12, tolerance=1e-3)
 
@@ -53,9 +56,10 @@ class ColumnSearch:
         """
         found, idle = known, 0
         rank = stages[-1].missing
+        probe = space.random(PROBES, norm, generator)
         for _ in range(self.rounds):
             missing = stages[-1].without(found).missing
-            if missing == 0 or idle == self.patience or len(found) > 2 * rank:
+            if missing == 0 or idle == self.patience or len(found) >= 1.25 * rank:
                 break
             if stop(len(found), missing):
                 break
@@ -64,7 +68,7 @@ class ColumnSearch:
                 reduced = stage.without(found)
                 z, _ = self.solver.minimise(reduced.expand, space.retract, z)
             # Half of what is missing at most: later rounds then see the weak samples without the strong ones.
-            fresh = self._greedy(reduced, z, (missing + 1) // 2)
+            fresh = self._greedy(reduced, z, (missing + 1) // 2, probe)
             idle = 0 if len(fresh) else idle + 1
             found = torch.cat([found, fresh])
             if len(fresh):
@@ -72,11 +76,11 @@ class ColumnSearch:
                 found, _ = self.solver.minimise(stages[-1].expand, space.retract, found)
         return found
 
-    def _greedy(self, equation: BoundColumn, z: Tensor, most: int) -> Tensor:
+    def _greedy(self, equation: BoundColumn, z: Tensor, most: int, probe: Tensor) -> Tensor:
         """Take the best candidate, project it out, and again, while the score stays below `accept`."""
         taken = z[:0]
         while len(taken) < most:
-            scores = equation.score(z)
+            scores = equation.relative(z, probe)
             best = int(scores.argmin())
             if float(scores[best]) > self.accept:
                 break
