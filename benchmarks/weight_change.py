@@ -15,26 +15,52 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from common import print_table, write
 from rich.console import Console
 
+from common import Row, show, write
 from exhume import match, presets
 from exhume.victims.packaged import DataUnavailable
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, make_victim
 
+COLUMNS = {
+    "arm": "arm",
+    "seed": "seed",
+    "victim loss": "train_loss",
+    "steps": "train_steps",
+    "|change|/|init|": "relative_change",
+    "misfit at truth": "misfit_at_truth",
+    "misfit": "misfit",
+    "seconds": "seconds",
+    "train": "matched_train",
+    "close": "close_train",
+    "median": "median_error",
+    "control": "matched_control",
+    "random": "matched_random",
+    "certified": "certified",
+    "limited by": "limited_by",
+}
+
 
 def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--data", default="mnist", choices=["mnist", "fashion", "faces", "digits", "breast-cancer"])
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--data", default="mnist", choices=["mnist", "fashion", "faces", "digits", "breast-cancer"]
+    )
     parser.add_argument("--n", type=int, default=20)
     parser.add_argument("--width", type=int, default=2000)
     parser.add_argument("--depth", type=int, default=1, help="hidden layers of that width")
     parser.add_argument("--activation", default="relu")
     parser.add_argument("--seeds", type=int, default=5)
-    parser.add_argument("--lr", type=float, help="default 0.02; 0.002 for breast-cancer, whose rows are larger")
+    parser.add_argument(
+        "--lr", type=float, help="default 0.02; 0.002 for breast-cancer, whose rows are larger"
+    )
     parser.add_argument("--loss", default="mse", choices=["mse", "logistic"])
-    parser.add_argument("--batch", type=int, help="fixed-order mini-batches of this size (default: full batch)")
+    parser.add_argument(
+        "--batch", type=int, help="fixed-order mini-batches of this size (default: full batch)"
+    )
     parser.add_argument("--momentum", type=float, default=0.0)
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=200_000, help="training steps at most")
@@ -84,7 +110,7 @@ def limit(misfit: float, unknowns: int, equations: int, matched: int, n: int) ->
     return "search: the truth fits better than what was found"
 
 
-def run(case: Case, options: argparse.Namespace) -> dict[str, object]:
+def run(case: Case, options: argparse.Namespace) -> Row:
     victim = make_victim(case)
     attack = presets.exhume(samples=case.n)
     at_truth = victim.misfit_at_truth(attack.equation)
@@ -96,7 +122,8 @@ def run(case: Case, options: argparse.Namespace) -> dict[str, object]:
     certificate = getattr(found, "certificate", None)
     return {
         "attack": attack.name,
-        "case": f"{case.data} {'x'.join(map(str, case.hidden))} {case.activation}{' swapped' if case.swap else ''}",
+        "case": f"{case.data} {'x'.join(map(str, case.hidden))} {case.activation}",
+        "arm": "swapped" if case.swap else "as drawn",
         "seed": case.seed,
         "n": case.n,
         "candidates": len(found.x),
@@ -126,18 +153,21 @@ def main() -> None:
         options.seeds, options.width = 1, 400
     console = Console()
     case = case_of(options)
-    console.print(f"Victim: {case}", highlight=False)
+    console.print(f"Victim: {case}, default nn.Linear initialisation, labels +-1", highlight=False)
     rows = []
     try:
         for seed in range(options.seeds):
             rows.append(run(replace(case, seed=seed), options))
-            print_table(rows[-1:], console, header=seed == 0)
+            console.print(f"seed {seed} done in {rows[-1]['seconds']:.1f} s", highlight=False)
     except DataUnavailable as missing:
         console.print(f"Skipped: {missing}")
         return
+    show("Recovered from the change of weights", rows, COLUMNS)
     for key in ("matched_train", "close_train", "matched_control", "seconds"):
-        values = [float(row[key]) for row in rows]
-        console.print(f"median {key}: {statistics.median(values):g}  (each: {', '.join(f'{v:g}' for v in values)})")
+        values = [float(str(row[key])) for row in rows]
+        console.print(
+            f"median {key}: {statistics.median(values):g}  (each: {', '.join(f'{v:g}' for v in values)})"
+        )
     if options.json is not None:
         write(options.json, rows)
 
