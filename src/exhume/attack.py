@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exhume.candidates import Candidates
-from exhume.change import Decay, FirstLayer, decay_factor, decayed_target, first_layer
+from exhume.certificate import Certificate, certify
+from exhume.clock import Clock, Observer
 from exhume.equations.column import Column
+from exhume.equations.part import Part, split
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
@@ -21,11 +21,8 @@ from exhume.moves.search import ColumnSearch
 from exhume.objective import Objective, Point
 from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
-from exhume.spaces import Space, full
+from exhume.survey import Ground, survey
 from exhume.terms import Box
-
-Observer = Callable[[str, float], bool]
-"""Called with what is being done, in words, and the share of the budget used; True ends the run early."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +44,7 @@ class Reconstruction:
         assumed: what the result rests on, one sentence each.
         spectrum: singular values of the first-layer change, empty if not available.
         rank: its rank, or None.
+        certificate: which candidates are real, as far as the weights alone can tell.
     """
 
     attack: str
@@ -63,75 +61,12 @@ class Reconstruction:
     assumed: tuple[str, ...]
     spectrum: tuple[float, ...] = ()
     rank: int | None = None
+    certificate: Certificate | None = None
 
     @property
     def x(self) -> Tensor:
         """Guessed samples in the owner's units, [m, *shape]."""
         return self.candidates.x
-
-
-@dataclass(frozen=True, eq=False)
-class Ground:
-    """What can be read off the evidence before any search.
-
-    Args:
-        decay: what is left of the initialisation.
-        first: the first-layer change, or None if the model has no recognised dense first layer.
-        space: where to search.
-        norm: typical norm of a model input.
-        notes: what was concluded and assumed, one sentence each.
-    """
-
-    decay: Decay
-    first: FirstLayer | None
-    space: Space
-    norm: float
-    notes: tuple[str, ...]
-
-    @property
-    def reduced(self) -> bool:
-        """Whether the first-layer change confines the samples to a proper subspace."""
-        return self.first is not None and not self.first.flat and not self.first.full
-
-
-def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Ground:
-    """Measure decay, rank and row space, and choose the search space.
-
-    Args:
-        evidence: what is known.
-        radius: allowed norms of a model input, relative to the estimated norm.
-    """
-    decay = decay_factor(evidence)
-    notes = [f"kappa = {decay.weight:.6g} for weights, {decay.bias:.6g} for biases ({decay.source})"]
-    size, spec = evidence.input.size, evidence.input
-    first = None
-    if evidence.chain is not None and evidence.init is not None:
-        first = first_layer(evidence, decayed_target(evidence, decay))
-        if first.flat:
-            notes.append(
-                f"the spectrum of the first-layer change is flat (largest drop {first.gap:.2g}): the optimiser"
-                " rescaled entries (Adam-like), or rounding hides the rank; the full input space is searched"
-            )
-        elif first.full:
-            notes.append("the first-layer change has full rank: at least as many samples as input features")
-        else:
-            notes.append(f"the first-layer change has rank {first.rank}: at least {first.rank} samples")
-    space, norm = full(size), first.norm if first is not None else None
-    if first is not None and not first.flat and not first.full:
-        space = first.space
-    box = spec.box()
-    if spec.sample_norm is not None:
-        norm, space = spec.sample_norm, space.within((spec.sample_norm, spec.sample_norm))
-        notes.append(f"every model input has norm {norm:g}, as the target says")
-    elif norm is not None:
-        space = space.within((radius[0] * norm, radius[1] * norm))
-        notes.append(f"model inputs have norms between {radius[0] * norm:.3g} and {radius[1] * norm:.3g}")
-    else:
-        norm = size**0.5 if box is None else 0.5 * float((box[1] - box[0]).norm())
-        notes.append(f"a typical model input has norm {norm:.3g}")
-    if box is not None:
-        notes.append(f"features lie between {spec.low:g} and {spec.high:g}")
-    return Ground(decay, first, space, norm, tuple(notes))
 
 
 @dataclass(frozen=True)
@@ -148,6 +83,7 @@ class SpanAttack:
         samples: number of samples, if known; the rank of the first-layer change serves otherwise.
         box: weight of the penalty on features outside their range.
         repairs: times that candidates which fail the column equation are replaced after the joint fit.
+        held_out: share of the hidden units left out of search and fit, and predicted for the certificate.
         sharpness: slopes of the smoothed ReLU, in units of one over the typical pre-activation.
     """
 
@@ -160,6 +96,7 @@ class SpanAttack:
     samples: int | None = None
     box: float = 1e-2
     repairs: int = 2
+    held_out: float = 0.2
     sharpness: tuple[float, ...] = (6.0, 10.0, 16.0)
 
     def missing(self, evidence: Evidence) -> tuple[str, ...]:
@@ -195,58 +132,75 @@ class SpanAttack:
                 f"attack {self.name!r} needs {' and '.join(gaps)}; provide it, or choose another attack with"
                 " `exhume inspect`"
             )
-        clock = _Clock(budget, observer)
+        clock = Clock(budget, observer)
         ground = survey(evidence)
-        objective = self._objective(evidence, ground)
-        generator = torch.Generator().manual_seed(seed)
         notes = list(ground.notes)
+        fitted, held = split(evidence, self.held_out, seed)
+        point, runs, how = self._find(evidence, ground, fitted, torch.Generator().manual_seed(seed), clock)
+        notes.append(how)
+        # The final fit uses all equations; what it rests on was decided without the held-out ones.
+        everything = self._objective(evidence, ground, None)
+        final = self.solver.minimise(everything, point.z, lambda loss: clock.tick("final fit", loss))
+        certificate = certify(
+            self._objective(evidence, ground, fitted).equation,
+            self._objective(evidence, ground, held).equation,
+            ground.space,
+            point.z,
+            final.point.z,
+        )
+        return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
 
-        runs: list[Solution[Point]] = []
-        point = None
+    def _find(
+        self, evidence: Evidence, ground: Ground, part: Part, generator: torch.Generator, clock: Clock
+    ) -> tuple[Point, list[Solution[Point]], str]:
+        """Search and joint fit on a part of the equations; also says how the search went, as a sentence."""
+        objective = self._objective(evidence, ground, part)
         if self.column is not None and ground.reduced:
-            point, runs = self._one_at_a_time(evidence, ground, objective, generator, clock)
-            if point is not None:
-                notes.append(
-                    "samples were sought one at a time in the column space of the first-layer change"
+            found, runs = self._one_at_a_time(evidence, ground, part, objective, generator, clock)
+            if found is not None:
+                return (
+                    found,
+                    runs,
+                    "samples were sought one at a time in the column space of the first-layer change",
                 )
-        if point is None:
-            expected = self.samples or (ground.first.rank if ground.first is not None else 0)
-            if not expected:
-                raise MissingEvidence(
-                    f"attack {self.name!r} needs the number of samples ([attack] samples), since the model has no"
-                    " recognised dense first layer to read it from; state it, or an upper bound"
-                )
-            notes.append(f"{expected} samples were expected, sought jointly from random starts")
-            point, runs = self.restart.run(
-                objective,
-                self.solver,
-                expected,
-                ground.norm,
-                generator,
-                lambda loss: clock.tick("joint fit", loss),
-                lambda done: clock.tick(f"random start {done} of {self.restart.starts}", None),
+        expected = self.samples or (ground.first.rank if ground.first is not None else 0)
+        if not expected:
+            raise MissingEvidence(
+                f"attack {self.name!r} needs the number of samples ([attack] samples), since the model has no"
+                " recognised dense first layer to read it from; state it, or an upper bound"
             )
-        return self._report(evidence, ground, objective, point, runs, notes, seed, clock)
+        point, runs = self.restart.run(
+            objective,
+            self.solver,
+            expected,
+            ground.norm,
+            generator,
+            lambda loss: clock.tick("joint fit", loss),
+            lambda done: clock.tick(f"random start {done} of {self.restart.starts}", None),
+        )
+        return point, runs, f"{expected} samples were expected, and sought jointly from random starts"
 
-    def _objective(self, evidence: Evidence, ground: Ground) -> Objective:
+    def _objective(self, evidence: Evidence, ground: Ground, part: Part | None) -> Objective:
         box = evidence.input.box()
         terms = () if box is None or self.box == 0 else (Box(*box, self.box),)
-        return Objective(self.equation.bind(evidence, ground.space, ground.decay), ground.space, terms)
+        equation = self.equation.bind(evidence, ground.space, ground.decay, part=part)
+        return Objective(equation, ground.space, terms)
 
     def _one_at_a_time(
         self,
         evidence: Evidence,
         ground: Ground,
+        part: Part,
         objective: Objective,
         generator: torch.Generator,
-        clock: _Clock,
+        clock: Clock,
     ) -> tuple[Point | None, list[Solution[Point]]]:
         """Column search, joint fit, and repair of candidates that the fit spoiled or the search missed."""
         assert self.column is not None and ground.first is not None
         column, first, space = self.column, ground.first, ground.space
         probe = space.random(64, ground.norm, generator)
         typical = column.bind(evidence, first, space, None).typical(probe)
-        stages = [column.bind(evidence, first, space, s / typical) for s in self.sharpness]
+        stages = [column.bind(evidence, first, space, s / typical, part.units) for s in self.sharpness]
         known = space.coordinates(first.exclusive)
         best: tuple[int, float, Point] | None = None
         runs: list[Solution[Point]] = []
@@ -284,16 +238,17 @@ class SpanAttack:
         evidence: Evidence,
         ground: Ground,
         objective: Objective,
-        point: Point,
+        final: Solution[Point],
         runs: list[Solution[Point]],
+        certificate: Certificate,
         notes: list[str],
         seed: int,
-        clock: _Clock,
+        clock: Clock,
     ) -> Reconstruction:
+        point = final.point
         weight = importance(objective, point) / max(point.misfit, 1e-300)
         order = weight.argsort(descending=True)
         u = objective.space.expand(point.z[order]).view(-1, *evidence.input.shape)
-        final = min(runs, key=lambda run: run.point.loss)
         return Reconstruction(
             attack=self.name,
             candidates=Candidates(evidence.input.decode(u), point.coef[order], evidence.output(u)),
@@ -304,39 +259,16 @@ class SpanAttack:
             reason="The run was ended early; the best result so far is reported."
             if clock.expired
             else final.reason,
-            steps=sum(run.steps for run in runs),
+            steps=sum(run.steps for run in [*runs, final]),
             seconds=clock.elapsed,
             seed=seed,
             trace=final.trace,
             assumed=tuple(notes),
             spectrum=() if ground.first is None else tuple(ground.first.spectrum.tolist()),
             rank=None if ground.first is None or ground.first.flat else ground.first.rank,
+            certificate=certificate.take(order),
         )
 
     def with_samples(self, samples: int | None) -> SpanAttack:
         """The same attack for a stated number of samples."""
         return replace(self, samples=samples)
-
-
-class _Clock:
-    """Wall time, budget and progress of one run."""
-
-    def __init__(self, budget: float | None, observer: Observer | None) -> None:
-        self.start, self.budget, self.observer = time.perf_counter(), budget, observer
-        self.stopped = False
-
-    @property
-    def elapsed(self) -> float:
-        return time.perf_counter() - self.start
-
-    @property
-    def expired(self) -> bool:
-        return self.stopped or (self.budget is not None and self.elapsed > self.budget)
-
-    def tick(self, doing: str, loss: float | None) -> bool:
-        """Tell the observer; return True when the budget has run out."""
-        if self.observer is not None:
-            words = doing if loss is None else f"{doing}, loss {loss:.3g}"
-            share = 0.0 if self.budget is None else min(self.elapsed / self.budget, 1.0)
-            self.stopped = self.observer(words, share) or self.stopped
-        return self.expired

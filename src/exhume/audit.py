@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exhume import report
-from exhume.attack import Observer, Reconstruction
+from exhume.attack import Reconstruction
+from exhume.clock import Observer
 from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
 from exhume.evidence import Evidence
 from exhume.matching import Matches, Truth, match

@@ -22,8 +22,8 @@ from rich.table import Table
 from exhume import audit as audits
 from exhume import demo as demos
 from exhume import report
-from exhume.attack import Observer
 from exhume.checkpoints import load_state
+from exhume.clock import Observer
 from exhume.errors import ExhumeError, TargetError
 from exhume.inspection import Inspection
 from exhume.inspection import inspect as inspect_evidence

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exhume.attack import survey
 from exhume.evidence import Evidence
 from exhume.presets import ATTACKS
+from exhume.survey import survey
 
 
 @dataclass(frozen=True)

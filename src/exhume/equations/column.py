@@ -49,11 +49,13 @@ class BoundColumn:
 
     Args:
         nodes: the chain at each node.
+        units: hidden units of the first layer that are used, [w]; None for all.
         columns: orthonormal basis [w, r] of the column space, without what `found` explains.
         found: orthonormal basis [w, f] of the signals of samples already found; they are projected out.
     """
 
     nodes: tuple[DenseNode, ...]
+    units: Tensor | None
     columns: Tensor
     found: Tensor
 
@@ -61,11 +63,14 @@ class BoundColumn:
         """Remove the signals already found from [..., w]."""
         return signals - (signals @ self.found) @ self.found.T if self.found.shape[1] else signals
 
+    def _own(self, signals: Tensor) -> Tensor:
+        return signals if self.units is None else signals[..., self.units]
+
     def _signals(self, z: Tensor) -> Tensor:
         """delta_1 at all nodes and outputs, [m, k, w], found ones projected out."""
         c = self.nodes[0].weights[-1].shape[0]
         head = torch.eye(c, dtype=z.dtype).expand(len(z), c, c)
-        signals = torch.cat([node.lefts(node.forward(z)[2], head)[0] for node in self.nodes], 1)
+        signals = torch.cat([self._own(node.lefts(node.forward(z)[2], head)[0]) for node in self.nodes], 1)
         return self._project(signals)
 
     def mixed(self, z: Tensor) -> Tensor:
@@ -86,7 +91,7 @@ class BoundColumn:
         found = torch.linalg.qr(torch.cat([self.found, self.mixed(z).T], 1))[0]
         rest = self.columns - found @ (found.T @ self.columns)
         left, values, _ = torch.linalg.svd(rest, full_matrices=False)
-        return BoundColumn(self.nodes, left[:, values > UNEXPLAINED], found)
+        return BoundColumn(self.nodes, self.units, left[:, values > UNEXPLAINED], found)
 
     @property
     def missing(self) -> int:
@@ -138,13 +143,13 @@ class BoundColumn:
         slope = z.new_zeros(len(z), z.shape[1], self.columns.shape[0])
         for node, head in zip(self.nodes, parts, strict=True):
             left, _, d_left, _ = node.tangents(z, None, head)
-            signal = signal + left[0]
+            signal = signal + self._own(left[0])
             if d_left[0] is None:
                 raise MissingEvidence(
                     "the column equation needs a signal that varies with the input, but this activation is"
                     " piecewise linear; bind it with smoothing"
                 )
-            slope = slope + d_left[0]
+            slope = slope + self._own(d_left[0])
         signal, slope = self._project(signal), self._project(slope)
         signal = signal / signal.norm(dim=1, keepdim=True).clamp_min(1e-30)
         along = torch.einsum("mqw,mw->mq", slope, signal)
@@ -170,7 +175,12 @@ class Column:
     nodes: tuple[float, ...] = (0.0, 1.0)
 
     def bind(
-        self, evidence: Evidence, first: FirstLayer, space: Space, smoothing: float | None
+        self,
+        evidence: Evidence,
+        first: FirstLayer,
+        space: Space,
+        smoothing: float | None,
+        units: Tensor | None = None,
     ) -> BoundColumn:
         """Fix the evidence.
 
@@ -179,8 +189,10 @@ class Column:
             first: the decomposed first-layer change.
             space: where the candidates live.
             smoothing: slope of the softplus in place of ReLU; without it a ReLU net's score has no slope.
+            units: hidden units of the first layer to use; None for all.
         """
         assert evidence.chain is not None
         chain = evidence.chain.smoothed(smoothing)
         nodes = tuple(dense_node(chain, evidence.at(v), space.origin, space.basis) for v in self.nodes)
-        return BoundColumn(nodes, first.columns, first.columns[:, :0])
+        columns = first.columns if units is None else torch.linalg.qr(first.columns[units])[0]
+        return BoundColumn(nodes, units, columns, columns[:, :0])

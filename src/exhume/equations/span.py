@@ -13,7 +13,8 @@ import torch
 
 from exhume.change import Decay, decayed_target
 from exhume.equations.base import Bound
-from exhume.equations.span_dense import DenseSpan, bind_dense
+from exhume.equations.part import Part
+from exhume.equations.span_dense import bind_dense
 from exhume.equations.span_module import ModuleSpan
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
@@ -44,7 +45,14 @@ class Span:
     layers: str = "all"
     weights: EquationWeights = EquationWeights()
 
-    def bind(self, evidence: Evidence, space: Space, decay: Decay, smoothing: float | None = None) -> Bound:
+    def bind(
+        self,
+        evidence: Evidence,
+        space: Space,
+        decay: Decay,
+        smoothing: float | None = None,
+        part: Part | None = None,
+    ) -> Bound:
         """Fix the evidence: structured products for a dense chain, torch.func for any other module.
 
         Args:
@@ -52,6 +60,7 @@ class Span:
             space: where the candidates live; a subspace also shrinks the first-layer equations.
             decay: what is left of the initialisation.
             smoothing: slope of the softplus that replaces ReLU, for dense chains.
+            part: use only some of the equations (see `halves`); None uses all.
 
         Raises:
             MissingEvidence: a node or a layer choice that the evidence cannot serve.
@@ -77,10 +86,12 @@ class Span:
                 (weight.last if l == depth - 1 else weight.first if l == 0 else weight.hidden, weight.bias)
                 for l in keep
             ]
-            return bind_dense(evidence.chain.smoothed(smoothing), params, target, space, list(keep), scales)
-        return ModuleSpan(
-            evidence.forward, params, target, space, evidence.input.shape, self._by_name(target)
-        )
+            chain = evidence.chain.smoothed(smoothing)
+            return bind_dense(chain, params, target, space, list(keep), scales, part)
+        scale = {k: torch.tensor(v, dtype=torch.float64) for k, v in self._by_name(target).items()}
+        if part is not None:
+            scale = {k: v * part.mask(target[k]) for k, v in scale.items()}
+        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, scale)
 
     def _by_name(self, target: dict[str, torch.Tensor]) -> dict[str, float]:
         """Group weights for a module of unknown structure: vectors are biases; the first and last matrix by order."""
@@ -89,6 +100,3 @@ class Span:
         if matrices:
             scale[matrices[0]], scale[matrices[-1]] = self.weights.first, self.weights.last
         return scale
-
-
-__all__ = ["DenseSpan", "EquationWeights", "ModuleSpan", "Span"]

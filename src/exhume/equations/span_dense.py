@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exhume.dense import DenseNode, dense_node
+from exhume.equations.part import Part
 from exhume.evidence import Parameters
 from exhume.functional import DenseChain
 from exhume.spaces import Space
@@ -28,6 +29,7 @@ class DenseSpan:
         blocks: target blocks, already scaled, one for each kept layer.
         scales: (weight, bias) scale of each kept layer; the bias scale is None without a bias.
         outside: squared norm of what the restriction cut off the target.
+        units: hidden units of the first layer whose equations are used; None for all.
     """
 
     nodes: tuple[DenseNode, ...]
@@ -35,6 +37,7 @@ class DenseSpan:
     blocks: tuple[Tensor, ...]
     scales: tuple[tuple[float, float | None], ...]
     outside: float
+    units: Tensor | None = None
 
     @property
     def energy(self) -> float:
@@ -69,6 +72,10 @@ class DenseSpan:
         parts = vector.split([b.numel() for b in self.blocks])
         return [v.view_as(b) for v, b in zip(parts, self.blocks, strict=True)]
 
+    def _own(self, factor: Tensor, layer: int) -> Tensor:
+        """Keep the used hidden units of a factor [..., w_1]; `layer` 0 is the first hidden layer."""
+        return factor if self.units is None or layer != 0 else factor[..., self.units]
+
     def _scaled(self, right: Tensor, layer: int, constant: float = 1.0) -> Tensor:
         """Scale a right factor [..., r] and append its bias coordinate (constant 0 for a derivative)."""
         weight, bias = self.scales[layer]
@@ -85,7 +92,7 @@ class DenseSpan:
         for node in self.nodes:
             _, right, slope = node.forward(z)
             lefts = node.lefts(slope, head)
-            per_node.append([(lefts[l], right[l]) for l in self.keep])
+            per_node.append([(self._own(lefts[l], l), self._own(right[l], l - 1)) for l in self.keep])
         return [
             (
                 torch.stack([factors[k][0] for factors in per_node], 1),
@@ -136,11 +143,11 @@ class DenseSpan:
         per_node = [node.tangents(z, direction, c[:, v]) for v, node in enumerate(self.nodes)]
         out = []
         for k, l in enumerate(self.keep):
-            left = torch.stack([t[0][l] for t in per_node], 1)
-            right = torch.stack([self._scaled(t[1][l], k) for t in per_node], 1)
-            moved = [t[2][l] for t in per_node]
-            d_left = None if moved[0] is None else torch.stack([d for d in moved if d is not None], 1)
-            d_right = torch.stack([self._scaled(t[3][l], k, 0.0) for t in per_node], 1)
+            left = torch.stack([self._own(t[0][l], l) for t in per_node], 1)
+            right = torch.stack([self._scaled(self._own(t[1][l], l - 1), k) for t in per_node], 1)
+            moved = [self._own(d, l) for t in per_node if (d := t[2][l]) is not None]
+            d_left = torch.stack(moved, 1) if moved else None
+            d_right = torch.stack([self._scaled(self._own(t[3][l], l - 1), k, 0.0) for t in per_node], 1)
             out.append((left, right, d_left, d_right))
         return out
 
@@ -236,12 +243,23 @@ def bind_dense(
     space: Space,
     keep: list[int],
     scales: list[tuple[float, float]],
+    part: Part | None = None,
 ) -> DenseSpan:
-    """Restrict a chain and its target to a space and scale the equations."""
+    """Restrict a chain and its target to a space and a part of the equations, and scale them."""
+    units = None if part is None else part.units
+    if part is not None and not part.rest:
+        scales = [scale for l, scale in zip(keep, scales, strict=True) if l < 2]
+        keep = [l for l in keep if l < 2]
     nodes = tuple(dense_node(chain, p, space.origin, space.basis) for p in params)
     blocks, kept_scales, outside = [], [], 0.0
     for l, (scale, bias_scale) in zip(keep, scales, strict=True):
         block = scale * target[chain.weights[l]]
+        name = chain.biases[l] if part is None or part.rest or l == 0 else None
+        bias = None if name is None else bias_scale * target[name]
+        if units is not None and l == 0:
+            block, bias = block[units], None if bias is None else bias[units]
+        if units is not None and l == 1:
+            block = block[:, units]
         if l == 0 and space.basis is not None:
             frame = [space.basis]
             length = 0.0 if space.origin is None else float(space.origin.norm())
@@ -253,9 +271,8 @@ def bind_dense(
             inside = block @ torch.cat(frame).T
             outside += max(float((block * block).sum() - (inside * inside).sum()), 0.0)
             block = inside
-        name = chain.biases[l]
-        if name is not None:
-            block = torch.cat([block, bias_scale * target[name][:, None]], 1)
+        if bias is not None:
+            block = torch.cat([block, bias[:, None]], 1)
         blocks.append(block)
-        kept_scales.append((scale, None if name is None else bias_scale))
-    return DenseSpan(nodes, tuple(keep), tuple(blocks), tuple(kept_scales), outside)
+        kept_scales.append((scale, None if bias is None else bias_scale))
+    return DenseSpan(nodes, tuple(keep), tuple(blocks), tuple(kept_scales), outside, units)

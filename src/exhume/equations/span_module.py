@@ -23,7 +23,7 @@ class ModuleSpan:
         change: t by parameter name.
         space: where the candidates live.
         shape: shape of one model input.
-        scale: equation weight of each parameter.
+        scale: equation weight of each parameter, or of each of its entries; zero drops an equation.
         chunk: candidates whose per-sample gradients are held at once.
     """
 
@@ -32,7 +32,7 @@ class ModuleSpan:
     change: Parameters
     space: Space
     shape: tuple[int, ...]
-    scale: Mapping[str, float]
+    scale: Mapping[str, Tensor]
     chunk: int = 16
 
     @property
@@ -65,7 +65,7 @@ class ModuleSpan:
         return self.forward(params, self.space.expand(z).view(-1, *self.shape))
 
     def _flat(self, tree: Mapping[str, Tensor], lead: int = 0) -> Tensor:
-        return torch.cat([self.scale[k] * tree[k].flatten(lead) for k in self.change], lead)
+        return torch.cat([(self.scale[k] * tree[k]).flatten(lead) for k in self.change], lead)
 
     def _tree(self, vector: Tensor) -> Parameters:
         """A weight-space direction that pairs with gradients as `vector` pairs with scaled gradients."""

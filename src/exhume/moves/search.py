@@ -12,7 +12,6 @@ from exhume.equations.column import BoundColumn
 from exhume.solvers.batched import BatchedLM
 from exhume.spaces import Space
 
-
 PROBES = 64  # random points that say what a score means
 
 

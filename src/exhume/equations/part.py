@@ -1,0 +1,56 @@
+"""A part of the equations: what is fitted, or what is left out and predicted."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from exhume.evidence import Evidence
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """Some of the equations of a span equation.
+
+    For a dense chain with a hidden layer they belong to hidden units of the first layer: a unit owns its row of
+    [DW_1, Db_1] and its column of DW_2. For any other module they are random single weights.
+
+    Args:
+        units: indices of the hidden units, sorted; None for a module without recognised units.
+        rest: whether the equations that belong to no unit (later layers, later biases) are in this part.
+        share: share of the equations in this part.
+        seed: of the choice.
+    """
+
+    units: Tensor | None
+    rest: bool
+    share: float
+    seed: int
+
+    def mask(self, weight: Tensor) -> Tensor:
+        """Which entries of a parameter are in this part, as 0 and 1; the masks of `split` add to 1."""
+        generator = torch.Generator().manual_seed(self.seed + weight.numel())
+        drawn = torch.rand(weight.shape, generator=generator, dtype=weight.dtype)
+        return (drawn < self.share if self.rest else drawn >= 1 - self.share).to(weight.dtype)
+
+
+def split(evidence: Evidence, share: float, seed: int) -> tuple[Part, Part]:
+    """Split the equations at random into a fitted part and a part that is left out.
+
+    Args:
+        evidence: what is attacked.
+        share: of the hidden units, or of the single weights, left out.
+        seed: of the split.
+    """
+    chain = evidence.chain
+    if chain is None or len(chain.weights) == 1:
+        return Part(None, True, 1 - share, seed), Part(None, False, share, seed)
+    width = evidence.final[chain.weights[0]].shape[0]
+    order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
+    held = max(1, round(share * width))
+    return (
+        Part(order[held:].sort().values, True, 1 - share, seed),
+        Part(order[:held].sort().values, False, share, seed),
+    )

@@ -1,0 +1,73 @@
+"""What can be read off the evidence before any search: decay, rank, row space, and where to search."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from exhume.change import Decay, FirstLayer, decay_factor, decayed_target, first_layer
+from exhume.evidence import Evidence
+from exhume.spaces import Space, full
+
+
+@dataclass(frozen=True, eq=False)
+class Ground:
+    """What can be read off the evidence before any search.
+
+    Args:
+        decay: what is left of the initialisation.
+        first: the first-layer change, or None if the model has no recognised dense first layer.
+        space: where to search.
+        norm: typical norm of a model input.
+        notes: what was concluded and assumed, one sentence each.
+    """
+
+    decay: Decay
+    first: FirstLayer | None
+    space: Space
+    norm: float
+    notes: tuple[str, ...]
+
+    @property
+    def reduced(self) -> bool:
+        """Whether the first-layer change confines the samples to a proper subspace."""
+        return self.first is not None and not self.first.flat and not self.first.full
+
+
+def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Ground:
+    """Measure decay, rank and row space, and choose the search space.
+
+    Args:
+        evidence: what is known.
+        radius: allowed norms of a model input, relative to the estimated norm.
+    """
+    decay = decay_factor(evidence)
+    notes = [f"kappa = {decay.weight:.6g} for weights, {decay.bias:.6g} for biases ({decay.source})"]
+    size, spec = evidence.input.size, evidence.input
+    first = None
+    if evidence.chain is not None and evidence.init is not None:
+        first = first_layer(evidence, decayed_target(evidence, decay))
+        if first.flat:
+            notes.append(
+                f"the spectrum of the first-layer change is flat (largest drop {first.gap:.2g}): the optimiser"
+                " rescaled entries (Adam-like), or rounding hides the rank; the full input space is searched"
+            )
+        elif first.full:
+            notes.append("the first-layer change has full rank: at least as many samples as input features")
+        else:
+            notes.append(f"the first-layer change has rank {first.rank}: at least {first.rank} samples")
+    space, norm = full(size), first.norm if first is not None else None
+    if first is not None and not first.flat and not first.full:
+        space = first.space
+    box = spec.box()
+    if spec.sample_norm is not None:
+        norm, space = spec.sample_norm, space.within((spec.sample_norm, spec.sample_norm))
+        notes.append(f"every model input has norm {norm:g}, as the target says")
+    elif norm is not None:
+        space = space.within((radius[0] * norm, radius[1] * norm))
+        notes.append(f"model inputs have norms between {radius[0] * norm:.3g} and {radius[1] * norm:.3g}")
+    else:
+        norm = size**0.5 if box is None else 0.5 * float((box[1] - box[0]).norm())
+        notes.append(f"a typical model input has norm {norm:.3g}")
+    if box is not None:
+        notes.append(f"features lie between {spec.low:g} and {spec.high:g}")
+    return Ground(decay, first, space, norm, tuple(notes))
