@@ -45,6 +45,7 @@ class Reconstruction:
         spectrum: singular values of the first-layer change, empty if not available.
         rank: its rank, or None.
         certificate: which candidates are real, as far as the weights alone can tell.
+        expected: the number of samples the attack was told, or None.
     """
 
     attack: str
@@ -62,6 +63,7 @@ class Reconstruction:
     spectrum: tuple[float, ...] = ()
     rank: int | None = None
     certificate: Certificate | None = None
+    expected: int | None = None
 
     @property
     def x(self) -> Tensor:
@@ -166,19 +168,28 @@ class SpanAttack:
         expected = self.samples or (ground.first.rank if ground.first is not None else 0)
         if not expected:
             raise MissingEvidence(
-                f"attack {self.name!r} needs the number of samples ([attack] samples), since the model has no"
-                " recognised dense first layer to read it from; state it, or an upper bound"
+                f"attack {self.name!r} needs the number of samples ([attack] samples), since no first-layer change"
+                " tells it; state it, or an upper bound"
+            )
+        how = f"{expected} samples were expected, and sought jointly from random starts"
+        equation = objective.equation
+        # With fewer equations than unknowns every set of candidates fits, and none means anything.
+        most = max(1, equation.equations // (2 * (equation.dim + equation.multiplicity)))
+        if expected > most:
+            how = (
+                f"{expected} samples were expected, but {equation.equations} equations determine at most {most}"
+                f" of {equation.dim} features each: so many were sought, jointly from random starts"
             )
         point, runs = self.restart.run(
             objective,
             self.solver,
-            expected,
+            min(expected, most),
             ground.norm,
             generator,
             lambda loss: clock.tick("joint fit", loss),
             lambda done: clock.tick(f"random start {done} of {self.restart.starts}", None),
         )
-        return point, runs, f"{expected} samples were expected, and sought jointly from random starts"
+        return point, runs, how
 
     def _objective(self, evidence: Evidence, ground: Ground, part: Part | None) -> Objective:
         box = evidence.input.box()
@@ -267,6 +278,7 @@ class SpanAttack:
             spectrum=() if ground.first is None else tuple(ground.first.spectrum.tolist()),
             rank=None if ground.first is None or ground.first.flat else ground.first.rank,
             certificate=certificate.take(order),
+            expected=self.samples,
         )
 
     def with_samples(self, samples: int | None) -> SpanAttack:

@@ -7,13 +7,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from exhume import report
+from exhume.assumptions import check
 from exhume.attack import Reconstruction
 from exhume.clock import Observer
 from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
 from exhume.evidence import Evidence
 from exhume.matching import Matches, Truth, match
+from exhume.planted import positive_control
 from exhume.presets import ATTACKS
 from exhume.report.data import AttackResult, Report
+from exhume.survey import survey
+from exhume.verdict import Finding, Policy, Verdict, judge
 
 
 @dataclass(frozen=True)
@@ -24,13 +28,15 @@ class Plan:
         names: attacks, in order.
         samples: number of training samples, if known.
         seed: of the random starts.
-        budget: seconds for all attacks together.
+        budget: seconds for all attacks together; the positive control gets as much again.
+        policy: when the audit fails.
     """
 
     names: tuple[str, ...] = ("exhume",)
     samples: int | None = None
     seed: int = 0
     budget: float | None = None
+    policy: Policy = Policy()
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -50,11 +56,13 @@ class Outcome:
         report: as plain data.
         found: reconstructions of the attacks that ran.
         matches: their scores, in the same order; empty without truth.
+        verdict: None without truth.
     """
 
     report: Report
     found: tuple[Reconstruction, ...]
     matches: tuple[Matches, ...]
+    verdict: Verdict | None
 
 
 def run(
@@ -100,7 +108,36 @@ def run(
         results.append(report.attack_result(one, matches[-1] if truth is not None else None))
     if not found:
         raise MissingEvidence("; ".join(dict.fromkeys(map(str, errors))))
+    verdict = None if truth is None else _verdict(evidence, plan, truth, found, matches, observer)
     built = report.build(
-        evidence, results, seed=plan.seed, samples=plan.samples, features=features, command=command
+        evidence,
+        results,
+        seed=plan.seed,
+        verdict=None if verdict is None else verdict.outcome,
+        reasons=() if verdict is None else verdict.reasons,
+        samples=plan.samples,
+        features=features,
+        command=command,
     )
-    return Outcome(built, tuple(found), tuple(matches))
+    return Outcome(built, tuple(found), tuple(matches), verdict)
+
+
+def _verdict(
+    evidence: Evidence,
+    plan: Plan,
+    truth: Truth,
+    found: Sequence[Reconstruction],
+    matches: Sequence[Matches],
+    observer: Observer | None,
+) -> Verdict:
+    """Judge; the positive control is run only where the verdict depends on it."""
+    ground = survey(evidence)
+    findings = [
+        Finding(one, scored, check(evidence, ground, one)) for one, scored in zip(found, matches, strict=True)
+    ]
+    verdict = judge(findings, None, plan.policy)
+    if verdict.outcome == "leak" or not plan.policy.require_positive_control:
+        return verdict
+    attack = ATTACKS[found[0].attack].preset(None)
+    control = positive_control(evidence, truth, attack, plan.seed, plan.budget, observer)
+    return judge(findings, control, plan.policy)

@@ -30,6 +30,9 @@ from exhume.inspection import inspect as inspect_evidence
 from exhume.presets import ATTACKS
 from exhume.report.data import Report
 from exhume.targets import Target, read_target
+from exhume.verdict import Policy, read_policy
+
+NO_POLICY = Policy()
 
 app = typer.Typer(
     add_completion=False,
@@ -142,12 +145,19 @@ def audit(
     force: Force = False,
     trust_pickle: TrustPickle = False,
     include_images: IncludeImages = False,
+    policy: Annotated[
+        Path | None, typer.Option("--policy", help="Policy file that overrides thresholds.")
+    ] = None,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Attack a model and score the result against its training rows and control rows."""
+    """Attack a model, score the result against its training and control rows, and judge it.
+
+    Exit codes: 0 no evidence of leakage, 1 leak, 2 usage error, 3 inconclusive.
+    """
     read = read_target(target)
-    _run(
+    rules = Policy() if policy is None else read_policy(policy)
+    code = _run(
         read,
         report.prepare(out, force=force),
         seed,
@@ -156,8 +166,10 @@ def audit(
         scored=True,
         trust_pickle=trust_pickle,
         include_images=include_images,
+        policy=rules,
         as_json=as_json,
     )
+    raise typer.Exit(code)
 
 
 @app.command()
@@ -203,13 +215,16 @@ def _run(
     scored: bool = False,
     trust_pickle: bool = False,
     include_images: bool = False,
+    policy: Policy = NO_POLICY,
     as_json: bool = False,
-) -> None:
+) -> int:
+    """Run and report; returns the exit code of the verdict."""
     plan = audits.Plan(
         names=tuple(names or target.attack.names or ("exhume",)),
         samples=target.attack.samples,
         seed=seed,
         budget=seconds(budget),
+        policy=policy,
     )
     truth = target.truth() if scored else None
     evidence = target.evidence(trust_pickle=trust_pickle)
@@ -219,6 +234,7 @@ def _run(
     if as_json:
         print(outcome.report.to_json())
     _summarise(outcome.report, page, console)
+    return 0 if outcome.verdict is None else outcome.verdict.exit_code
 
 
 @contextmanager
@@ -255,8 +271,10 @@ def _summarise(told: Report, page: Path, console: Console) -> None:
         spent = "-" if one.seconds is None else f"{one.seconds:.1f}"
         table.add_row(one.name, str(one.candidates), *counts, spent, one.error or one.status)
     console.print(table)
+    if told.verdict is not None:
+        console.print(f"Verdict: {told.verdict}", markup=False)
     for reason in told.reasons:
-        console.print(reason)
+        console.print(f"- {reason}", markup=False, highlight=False)
     console.print(f"Report: {page}")
 
 

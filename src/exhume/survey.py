@@ -46,7 +46,11 @@ def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Grou
     first = None
     if evidence.chain is not None and evidence.init is not None:
         first = first_layer(evidence, decayed_target(evidence, decay))
-        if first.flat:
+        if first.rank == 0:
+            notes.append(
+                "the first layer did not change: it was frozen, and the full input space is searched"
+            )
+        elif first.flat:
             notes.append(
                 f"the spectrum of the first-layer change is flat (largest drop {first.gap:.2g}): the optimiser"
                 " rescaled entries (Adam-like), or rounding hides the rank; the full input space is searched"

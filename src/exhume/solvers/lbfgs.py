@@ -63,29 +63,30 @@ class LBFGS:
                     return lift * point.loss
             if bool(leaf.isfinite().all()):
                 point = problem.at(leaf.clone())
-                if math.isfinite(point.loss):
-                    seen.append((point, problem.gradient(point)))
-                    leaf.grad = lift * seen[-1][1]
+                gradient = problem.gradient(point) if math.isfinite(point.loss) else leaf * math.nan
+                if bool(gradient.isfinite().all()):
+                    seen.append((point, gradient))
+                    leaf.grad = lift * gradient
                     return lift * point.loss
             # A wall that the line search steps back from.
             leaf.grad = torch.zeros_like(leaf)
             return 10 * lift * seen[0][0].loss
 
-        def advance(point: P) -> P:
+        def advance(point: P) -> P | None:
             nonlocal optimizer, lift
-            lift = lift or LIFT / max(point.loss, 1e-300)
+            lift = lift or LIFT / max(point.loss, 1e-200)
             seen[:] = [pair for pair in seen if pair[0] is point] or [(point, problem.gradient(point))]
-            for _ in range(2):
+            if not bool(seen[0][1].isfinite().all()):
+                return None
+            while True:
                 fresh = not optimizer.state
                 leaf.copy_(point.z)
                 optimizer.step(closure)
-                if not torch.equal(leaf, point.z):
+                if bool(leaf.isfinite().all()) and not torch.equal(leaf, point.z):
                     break
                 optimizer = self._optimizer(leaf)
                 if fresh:
                     return point
-            else:
-                return point
             z = problem.space.retract(leaf.clone())
             for known, _ in seen:
                 if torch.equal(known.z, z):

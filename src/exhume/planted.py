@@ -1,0 +1,101 @@
+"""Positive control: the same attack on a victim of the same architecture, trained here on control rows."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from exhume.attack import SpanAttack
+from exhume.clock import Observer
+from exhume.errors import ExhumeError
+from exhume.evidence import Evidence
+from exhume.matching import Truth, match
+from exhume.verdict import PositiveControl
+
+SIZES = (8, 4, 2)  # planted rows, tried in this order until the attack succeeds
+STEPS, TOLERANCE = 2000, 1e-9
+
+
+def positive_control(
+    evidence: Evidence,
+    truth: Truth,
+    attack: SpanAttack,
+    seed: int,
+    budget: float | None = None,
+    observer: Observer | None = None,
+) -> PositiveControl:
+    """Plant a few control rows in the audited architecture and attack it; success needs a certified match.
+
+    The planted victim starts from the audited model's initial weights and is trained by full-batch gradient descent
+    to fit random labels +-1 on every output, so it is recoverable if the attack works on such a network at all.
+
+    Args:
+        evidence: of the audited model; its weights are not changed.
+        truth: its control rows are planted, further ones serve as control of the control.
+        attack: the attack to try.
+        seed: of labels and random starts.
+        budget: seconds for each try.
+        observer: told about progress.
+    """
+    if evidence.init is None:
+        return PositiveControl(False, "No victim could be planted, since the initial weights are not known.")
+    tried = []
+    for n in SIZES:
+        if 2 * n > len(truth.control):
+            continue
+        rows = truth.control[:n]
+        try:
+            planted = _train(evidence, evidence.input.encode(rows), seed)
+        except ExhumeError as error:
+            return PositiveControl(False, f"No victim could be planted: {error}.")
+        found = replace(attack, samples=n).run(planted, seed=seed, budget=budget, observer=observer)
+        unseen = truth.control[n : 2 * n]
+        matches = match(found, Truth(rows, unseen, truth.public_mean, public_scale=truth.public_scale))
+        certificate = found.certificate
+        certified = {} if certificate is None else dict(enumerate(certificate.certified.tolist()))
+        good = sum(
+            certified.get(row.candidate, False)
+            for row in matches.rows
+            if row.candidate is not None and row.error is not None and row.error < matches.train.threshold
+        )
+        outcome = f"{matches.train.count} of {n} planted rows matched, {good} of them certified, control"
+        outcome += f" {matches.control.count} of {len(unseen)}"
+        tried.append(outcome)
+        if good > 0 and matches.train.count > matches.control.count:
+            return PositiveControl(
+                True, f"The attack works on such a network: on a planted victim, {outcome}."
+            )
+    told = "; ".join(tried) or f"it needs at least {2 * SIZES[-1]} control rows"
+    return PositiveControl(
+        False,
+        f"The same attack failed on victims planted in this architecture ({told}), so finding nothing means nothing.",
+    )
+
+
+def _train(evidence: Evidence, u: Tensor, seed: int) -> Evidence:
+    """Full-batch gradient descent on squared loss from theta_0, with a step size that halves when the loss rises."""
+    assert evidence.init is not None
+    generator = torch.Generator().manual_seed(seed)
+    params = {k: p.double().clone() for k, p in evidence.init.items()}
+    out = evidence.forward(params, u)
+    y = torch.randint(0, 2, out.shape, generator=generator).double() * 2 - 1
+    lr, best = 0.05, float("inf")
+    for _ in range(STEPS):
+        leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
+        loss = (evidence.forward(leaves, u) - y).square().mean()
+        value = float(loss.detach())
+        if not value < 2 * best:  # also when it is not a number
+            lr, params, best = lr / 2, {k: p.double().clone() for k, p in evidence.init.items()}, float("inf")
+            if lr < 1e-6:
+                raise ExhumeError("training must converge, but diverged at every learning rate")
+            continue
+        if value < TOLERANCE:
+            break
+        best = min(best, value)
+        gradients = torch.autograd.grad(loss, list(leaves.values()))
+        params = {k: p.detach() - lr * g for (k, p), g in zip(leaves.items(), gradients, strict=True)}
+    final = {k: p.detach().to(evidence.final[k].dtype) for k, p in params.items()}
+    recipe = replace(evidence.recipe, optimizer="sgd", momentum=0.0, weight_decay=0.0, batch_size=len(u))
+    return replace(evidence, final=final, recipe=recipe)
