@@ -175,19 +175,21 @@ class SpanAttack:
         equation = objective.equation
         # With fewer equations than unknowns every set of candidates fits, and none means anything.
         most = max(1, equation.equations // (2 * (equation.dim + equation.multiplicity)))
+        restart = self.restart
         if expected > most:
+            restart = replace(restart, starts=1)
             how = (
                 f"{expected} samples were expected, but {equation.equations} equations determine at most {most}"
                 f" of {equation.dim} features each: so many were sought, jointly from random starts"
             )
-        point, runs = self.restart.run(
+        point, runs = restart.run(
             objective,
             self.solver,
             min(expected, most),
             ground.norm,
             generator,
             lambda loss: clock.tick("joint fit", loss),
-            lambda done: clock.tick(f"random start {done} of {self.restart.starts}", None),
+            lambda done: clock.tick(f"random start {done} of {restart.starts}", None),
         )
         return point, runs, how
 

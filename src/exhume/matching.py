@@ -17,6 +17,7 @@ from exhume.errors import ExhumeError
 from exhume.metrics import is_image, relative_l2, ssim_matrix
 
 MATCH, CLOSE, SSIM = 0.3, 0.1, 0.4  # a match and a close match in relative L2; the papers' rule in SSIM
+SSIM_PAIRS = 50_000  # above that SSIM, which carries no claim, would cost more than the attack
 _FAR = 100.0  # distances beyond this are equally hopeless
 
 
@@ -90,8 +91,8 @@ class Score:
         close: the same below `close_threshold`.
         median: median error over all n rows, in the assignment that `count` comes from (errors are not
             capped); a row without a candidate counts as infinitely far, None stands for an infinite median.
-        ssim_count: images matched one-to-one above `ssim_threshold`, None for anything but images. Unrelated
-            images pass it often, so it carries no claim by itself.
+        ssim_count: images matched one-to-one above `ssim_threshold`, None for anything but images and for large
+            sets. Unrelated images pass it often, so it carries no claim by itself.
     """
 
     n: int
@@ -259,8 +260,8 @@ def _centre(truth: Truth) -> tuple[Tensor, str]:
 
 
 def _similarity(x_hat: Tensor, x: Tensor, truth: Truth) -> Tensor | None:
-    """SSIM on the range of the real rows, or None where they are no images."""
-    if not is_image(tuple(x.shape[1:])):
+    """SSIM on the range of the real rows, or None where they are no images or too many for a number beside."""
+    if not is_image(tuple(x.shape[1:])) or len(x_hat) * len(x) > SSIM_PAIRS:
         return None
     low, high = (min(truth.train.min(), truth.control.min()), max(truth.train.max(), truth.control.max()))
     return ssim_matrix(x_hat, x, float(low), float(high))

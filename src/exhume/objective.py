@@ -85,26 +85,23 @@ class Objective:
         m, q = point.z.shape
         blocks = hessian.view(m, q, m, q)
         index = torch.arange(m)
-        for curvature in self._term_curvatures(point.z):
-            blocks[index, :, index] += curvature
+        u = self.space.expand(point.z)
+        for term in self.terms:
+            blocks[index, :, index] += term.curvature(u, self.space)
         return hessian
 
     def hessian_product(self, point: Point) -> Callable[[Tensor], Tensor]:
         """The same Hessian as a product with [m, q], from one JVP, one projection and one VJP."""
         equation, z, coef = self.equation, point.z, point.coef
-        curvatures = self._term_curvatures(z)
+        u = self.space.expand(z)
 
         def product(direction: Tensor) -> Tensor:
             moved = equation.jvp(z, coef, direction)
             along = point.factor @ (point.factor.T @ equation.inner(z, moved).flatten())
             moved = moved - equation.contribution(z, along.view_as(coef))
             out = (2 / equation.energy) * equation.vjp(z, coef, moved)
-            for curvature in curvatures:
-                out = out + (curvature @ direction[..., None])[..., 0]
+            for term in self.terms:
+                out = out + term.curvature_product(u, self.space, direction)
             return out
 
         return product
-
-    def _term_curvatures(self, z: Tensor) -> list[Tensor]:
-        u = self.space.expand(z)
-        return [term.curvature(u, self.space) for term in self.terms]

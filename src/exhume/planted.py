@@ -14,7 +14,7 @@ from exhume.evidence import Evidence
 from exhume.matching import Truth, match
 from exhume.verdict import PositiveControl
 
-SIZES = (8, 4, 2)  # planted rows, tried in this order until the attack succeeds
+SIZES = (4, 2)  # planted rows, tried in this order until the attack succeeds
 STEPS, TOLERANCE = 2000, 1e-9
 
 

@@ -19,6 +19,9 @@ class Term(Protocol):
     def curvature(self, u: Tensor, space: Space) -> Tensor:
         """Positive semi-definite approximation of the Hessian in z, [m, q, q]."""
 
+    def curvature_product(self, u: Tensor, space: Space, direction: Tensor) -> Tensor:
+        """The same matrices times a direction [m, q], without forming them."""
+
 
 @dataclass(frozen=True, eq=False)
 class Box:
@@ -46,8 +49,16 @@ class Box:
 
     def curvature(self, u: Tensor, space: Space) -> Tensor:
         """Gauss-Newton Hessian: the basis restricted to the violated features."""
-        active = ((u > self.high) | (u < self.low)).to(u.dtype)
+        active = self._active(u)
         if space.basis is None:
             return 2 * self._scale() * active.diag_embed()
         masked = space.basis[None] * active[:, None]
         return 2 * self._scale() * (masked @ space.basis.T)
+
+    def curvature_product(self, u: Tensor, space: Space, direction: Tensor) -> Tensor:
+        """The Gauss-Newton Hessian times a direction."""
+        moved = direction if space.basis is None else direction @ space.basis
+        return 2 * self._scale() * space.coordinates(self._active(u) * moved)
+
+    def _active(self, u: Tensor) -> Tensor:
+        return ((u > self.high) | (u < self.low)).to(u.dtype)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.solvers.base import P, Problem, Progress, Solution
+from exhume.solvers.base import P, Problem, Progress, Solution, Space
 from exhume.solvers.first_order import descend
 
 LIFT = 1e12  # loss at the start as torch sees it: it ignores curvature below an absolute 1e-10
@@ -17,7 +17,7 @@ LIFT = 1e12  # loss at the start as torch sees it: it ignores curvature below an
 
 @dataclass(frozen=True)
 class LBFGS:
-    """L-BFGS (Liu and Nocedal 1989) as in torch.optim, retracted after each quasi-Newton step.
+    """L-BFGS (Liu and Nocedal 1989) as in torch.optim, on z -> loss(retract(z)), with z retracted after each step.
 
     A step that a line search cannot take is tried once more along the negative gradient, with empty memory.
 
@@ -52,31 +52,40 @@ class LBFGS:
 
     def _steps(self, problem: Problem[P], leaf: Tensor) -> Callable[[P], P | None]:
         """Return the map from an iterate to the next, to itself if no step lowers the loss."""
-        seen: list[tuple[P, Tensor]] = []  # evaluated in this step, with gradients: torch asks for some twice
+        # What this step has evaluated: where, the point that retraction made of it, and the gradient there. Torch
+        # asks for some twice.
+        seen: list[tuple[Tensor, P, Tensor]] = []
         optimizer = self._optimizer(leaf)
         lift = 0.0
 
+        def evaluate() -> tuple[P, Tensor] | None:
+            for where, point, gradient in seen:
+                if torch.equal(where, leaf):
+                    return point, gradient
+            z = problem.space.retract(leaf.clone())
+            if not bool(z.isfinite().all()):
+                return None
+            point = problem.at(z)
+            gradient = problem.gradient(point) if math.isfinite(point.loss) else z * math.nan
+            if not bool(gradient.isfinite().all()):
+                return None
+            seen.append((leaf.clone(), point, gradient))
+            return point, gradient
+
         def closure() -> float:
-            for point, gradient in seen:
-                if torch.equal(point.z, leaf):
-                    leaf.grad = lift * gradient
-                    return lift * point.loss
-            if bool(leaf.isfinite().all()):
-                point = problem.at(leaf.clone())
-                gradient = problem.gradient(point) if math.isfinite(point.loss) else leaf * math.nan
-                if bool(gradient.isfinite().all()):
-                    seen.append((point, gradient))
-                    leaf.grad = lift * gradient
-                    return lift * point.loss
-            # A wall that the line search steps back from.
-            leaf.grad = torch.zeros_like(leaf)
-            return 10 * lift * seen[0][0].loss
+            found = evaluate()
+            if found is None:  # a wall that the line search steps back from
+                leaf.grad = torch.zeros_like(leaf)
+                return 10 * lift * seen[0][1].loss
+            leaf.grad = _pulled(problem.space, leaf, lift * found[1])
+            return lift * found[0].loss
 
         def advance(point: P) -> P | None:
             nonlocal optimizer, lift
             lift = lift or LIFT / max(point.loss, 1e-200)
-            seen[:] = [pair for pair in seen if pair[0] is point] or [(point, problem.gradient(point))]
-            if not bool(seen[0][1].isfinite().all()):
+            known = [gradient for _, old, gradient in seen if old is point]
+            seen[:] = [(point.z, point, known[0] if known else problem.gradient(point))]
+            if not bool(seen[0][2].isfinite().all()):
                 return None
             while True:
                 fresh = not optimizer.state
@@ -87,13 +96,8 @@ class LBFGS:
                 optimizer = self._optimizer(leaf)
                 if fresh:
                     return point
-            z = problem.space.retract(leaf.clone())
-            for known, _ in seen:
-                if torch.equal(known.z, z):
-                    return known
-            # The pair that torch forms next must be of the step made, not of the one before retraction.
-            optimizer.state[leaf].update(d=(z - point.z).flatten(), t=1.0)
-            return problem.at(z)
+            found = evaluate()
+            return None if found is None else found[0]
 
         return advance
 
@@ -107,3 +111,10 @@ class LBFGS:
             history_size=self.history,
             line_search_fn="strong_wolfe",
         )
+
+
+def _pulled(space: Space, leaf: Tensor, gradient: Tensor) -> Tensor:
+    """Gradient of the loss at the retraction of `leaf`: R' (leaf)' gradient."""
+    with torch.enable_grad():
+        free = leaf.detach().clone().requires_grad_()
+        return torch.autograd.grad(space.retract(free), free, gradient)[0]
