@@ -24,7 +24,6 @@ from torch import Tensor
 
 from common import Row, options, scores, show, write
 from exhume import presets
-from exhume.attack import survey
 from exhume.matching import CLOSE, MATCH, Truth, assign
 from exhume.metrics import relative_l2
 from exhume.objective import Objective, Point
@@ -33,6 +32,8 @@ from exhume.solvers.first_order import SGD, Adam
 from exhume.solvers.lbfgs import LBFGS
 from exhume.solvers.varpro import VarPro
 from exhume.spaces import Space
+from exhume.survey import survey
+from exhume.terms import Box
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, Victim, make_victim
 
@@ -178,15 +179,6 @@ def counts(x: Tensor, truth: Truth) -> dict[str, int]:
     }
 
 
-def thinned(path: list[tuple[float, int, float, Tensor]]) -> list[tuple[float, int, float, Tensor]]:
-    """The start, the end, and iterates between them that lower the loss by 1% each."""
-    kept = path[:1]
-    for entry in path[1:]:
-        if entry[2] < 0.99 * kept[-1][2] or entry is path[-1]:
-            kept.append(entry)
-    return kept
-
-
 def compare(start: Start, cap: float) -> list[Row]:
     """Run all solvers from one start; one row each."""
     methods = contestants(start, cap)
@@ -195,7 +187,7 @@ def compare(start: Start, cap: float) -> list[Row]:
     lowest = min(run.solution.point.loss for run in runs.values())
     goals = {"1pct": 1.01 * lowest, "2x": 2 * lowest}
     paths = {
-        name: [(s, k, counts(start.decode(z), truth)) for s, k, _, z in thinned(run.path)]
+        name: [(s, k, counts(start.decode(z), truth)) for s, k, _, z in run.path]
         for name, run in runs.items()
     }
     most = {key: max(path[-1][2][key] for path in paths.values()) for key in COUNTS}
@@ -328,7 +320,10 @@ def scaling(iterations: int) -> list[Row]:
         victim = make_victim(Case(n=n, hidden=(width,), training=brief))
         attack = presets.exhume(n)
         ground = survey(victim.evidence)
-        objective = attack._objective(victim.evidence, ground)
+        equation = attack.equation.bind(victim.evidence, ground.space, ground.decay)
+        box = victim.evidence.input.box()
+        assert box is not None
+        objective = Objective(equation, ground.space, (Box(*box, attack.box),))
         z = objective.space.random(round(surplus * n), ground.norm, torch.Generator().manual_seed(0))
         start = Start(victim, objective, z, "random")
         for arm, limit in ((DENSE, 10**9), (CG, 0)):
