@@ -89,9 +89,6 @@ def test_other_ways_to_train_are_seen_through(way):
     assert control == 0
 
 
-@pytest.mark.xfail(
-    strict=True, raises=MissingEvidence, reason="src bug: only ReLU is smoothed, so the preset gives up"
-)
 @pytest.mark.parametrize("activation", ["leaky_relu", "identity"])
 def test_the_preset_runs_on_every_piecewise_linear_net(activation):
     found = preset().run(digits(activation=activation, training=TrainConfig(max_steps=300)).evidence)
@@ -106,9 +103,6 @@ def test_an_exact_equation_is_solved_exactly():
     assert float(distance(found.x, planted.x).max()) < 1e-8
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: half of all random points are samples here"
-)
 def test_two_samples_of_known_norm_are_found():
     """Their line meets the sphere in these two points alone, so a score relative to random points says nothing."""
     planted = planted_span((16, 60, 1), n=2, node=0.0, spec=InputSpec((16,), sample_norm=4.0))
@@ -116,24 +110,18 @@ def test_two_samples_of_known_norm_are_found():
     assert float(distance(found.x, planted.x).max()) < 1e-6
 
 
-@pytest.mark.xfail(
-    strict=True, raises=ValueError, reason="src bug: the held-out part of a deep last layer is empty"
-)
 def test_the_last_layer_of_a_deep_net_can_be_attacked():
     planted = planted_span((16, 60, 40, 1), n=2, node=1.0)
     found = SpanAttack("last", LAST, column=None, samples=2).run(planted.evidence)
     assert found.x.isfinite().all()
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: a single layer is certified on its own fit"
-)
 def test_nothing_is_certified_where_nothing_was_held_out():
     """A linear model with one output: its change is one sum of samples, which no attack can take apart."""
     run = train((30, 1), 3, steps=300, lr=0.01)
     found = preset(3).run(run.seen)
     assert float(distance(run.x, found.x).min()) > 0.3
-    assert found.certificate.recovered == 0
+    assert found.certificate is None or found.certificate.recovered == 0
 
 
 # --- a reconstruction says what it is ----------------------------------------------------------------------
@@ -386,10 +374,6 @@ def test_the_survey_says_what_it_saw():
     assert all(words in notes for words in ("kappa = 1", "rank 8", "norms between", "between 0 and 1"))
 
 
-OVERSTATED = "src bug: a rank limited by the width, or by Adam's rescaling, is said to count samples"
-
-
-@pytest.mark.xfail(strict=True, raises=AssertionError, reason=OVERSTATED)
 @pytest.mark.parametrize("how", ["narrow", "linear", "Adam"])
 def test_the_survey_does_not_claim_more_samples_than_there_are(how):
     """Eight samples of 30 features."""

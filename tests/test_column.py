@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 import torch
 
-from exhume.change import decay_factor, decayed_target, first_layer
+from exhume.change import decay_factor, first_layer
 from exhume.equations.column import Column
 from exhume.errors import MissingEvidence
 from planted import draw, planted_span, sample_gradient, train
@@ -42,7 +42,7 @@ def bent(activation="tanh", outputs=1):
 
 
 def bind(evidence, nodes=(0.0, 1.0), smoothing=None, equation=Column):
-    first = first_layer(evidence, decayed_target(evidence, decay_factor(evidence)))
+    first = first_layer(evidence, decay_factor(evidence))
     assert first.rank == N
     return equation(nodes).bind(evidence, first, first.space, smoothing), first.space
 

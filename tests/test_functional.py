@@ -179,22 +179,26 @@ def test_anything_else_is_not_recognised(name):
 
 MIXING = {
     "softmax": nn.Softmax(1),
+    "softmax over the last axis": nn.Softmax(-1),
     "log-softmax": nn.LogSoftmax(1),
+    "group norm": nn.GroupNorm(1, 2, affine=False),
+}
+SHAPED = {  # these refuse an input of another shape
     "layer norm": nn.LayerNorm(2, elementwise_affine=False),
+    "batch norm": nn.BatchNorm1d(2, affine=False),
 }
 
 
 @pytest.mark.parametrize("name", MIXING)
-@pytest.mark.xfail(
-    strict=True, reason="src bug: a parameter-free layer that mixes units is taken for elementwise"
-)
 def test_a_layer_that_mixes_units_is_not_an_activation(name):
     assert recognise(mlp(nn.ReLU(), nn.ReLU(), MIXING[name]), SHAPE) is None
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: a clip is seen only if the probe reaches it"
-)
+@pytest.mark.parametrize("name", SHAPED)
+def test_a_layer_that_knows_its_shape_is_not_an_activation(name):
+    assert recognise(mlp(nn.ReLU(), nn.ReLU(), SHAPED[name]), SHAPE) is None
+
+
 def test_a_clip_beyond_the_probe_is_seen():
     """Pre-activations of the second layer stay below 6 on the probe; on raw pixels they do not."""
     with torch.random.fork_rng():

@@ -72,9 +72,6 @@ def test_importance_of_what_does_not_matter_is_zero():
     assert float(found[N:].max()) < 1e-15
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: the block inverse needs a regular Gram matrix"
-)
 def test_importance_of_one_of_two_equal_candidates_is_zero():
     planted, objective = features()
     point = objective.at(torch.cat([planted.x, planted.x[:1]]))

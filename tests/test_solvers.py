@@ -328,11 +328,6 @@ def test_a_start_without_a_finite_loss_is_called_diverged(bad):
     assert not math.isfinite(solution.trace[0])
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=torch.linalg.LinAlgError,
-    reason="src bug: eigh raises on a Gram matrix that is not finite",
-)
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_the_objective_of_an_infinite_candidate_is_a_value(value):
     objective, x = features(space=full(D))
@@ -435,9 +430,6 @@ def test_rosenbrock_valleys_are_all_followed():
     assert float(value.max()) < 1e-12
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: a problem rests after four rejected steps"
-)
 def test_the_classic_rosenbrock_start_is_followed_to_the_end():
     """After good steps the damping is so small that it takes more than four rejections to get it back."""
     start = torch.tensor([[-1.2, 1.0]], dtype=torch.float64)
@@ -528,16 +520,10 @@ def test_random_points_have_the_norm_asked_for(name):
     torch.testing.assert_close(space.expand(z).norm(dim=1), torch.full((50,), 4.0).double())
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: the zero vector has no direction to scale"
-)
 def test_retraction_moves_the_zero_vector_onto_the_sphere():
     assert float(sphere(3, 2.0).retract(torch.zeros(1, 3).double()).norm()) == pytest.approx(2.0)
 
 
-@pytest.mark.xfail(
-    strict=True, raises=AssertionError, reason="src bug: the equation forgets an origin without a basis"
-)
 def test_an_origin_without_a_basis_is_a_translation():
     evidence = random_evidence((4, 9, 1), "tanh")
     shift = draw(4, seed=8)

@@ -205,7 +205,7 @@ def test_the_fitted_and_the_held_out_part_add_up_to_the_whole(depth, bias, kind)
     span = Span(weights=UNEQUAL)
     for seen in (evidence, modular(evidence)):
         whole = span.bind(seen, space, KAPPA)
-        parts = [span.bind(seen, space, KAPPA, part=part) for part in split(seen, 0.4, seed=3)]
+        parts = [span.bind(seen, space, KAPPA, part=part) for part in split(seen, "all", 0.4, seed=3)]
         z, coef = draw(M, space.dim, seed=1), draw(M, whole.multiplicity, seed=2)
         same = torch.testing.assert_close
         same(sum(p.energy for p in parts), whole.energy, **EXACT)
@@ -220,7 +220,7 @@ def test_the_fitted_and_the_held_out_part_add_up_to_the_whole(depth, bias, kind)
 def test_a_part_holds_the_equations_of_its_units():
     """The rows of [DW_1, Db_1] and the columns of DW_2 of those hidden units."""
     evidence = evidence_of(2, "tanh", True, 2)
-    fitted, held = split(evidence, 0.4, seed=3)
+    fitted, held = split(evidence, "all", 0.4, seed=3)
     assert sorted([*fitted.units.tolist(), *held.units.tolist()]) == list(range(5))
     target = Span().bind(evidence, full(D), NO_DECAY, part=held).target()
     change = {k: evidence.final[k] - evidence.init[k] for k in evidence.init}
@@ -235,7 +235,7 @@ def test_derivatives_of_a_part_agree_with_one_another(generic, held):
     """Forward, reverse and normal forms on the same part; the whole is checked against gradients written down."""
     evidence = evidence_of(3, "tanh", True, 2)
     seen = modular(evidence) if generic else evidence
-    bound = Span(weights=UNEQUAL).bind(seen, full(D), KAPPA, part=split(seen, 0.4, seed=3)[held])
+    bound = Span(weights=UNEQUAL).bind(seen, full(D), KAPPA, part=split(seen, "all", 0.4, seed=3)[held])
     z, coef = draw(M, D, seed=1), draw(M, bound.multiplicity, seed=2)
     vector = draw(len(bound.target()), seed=4)
     jacobian = torch.stack([bound.jvp(z, coef, e.view(M, D)) for e in torch.eye(M * D, dtype=torch.float64)])

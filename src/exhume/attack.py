@@ -137,27 +137,26 @@ class SpanAttack:
         clock = Clock(budget, observer)
         ground = survey(evidence)
         notes = list(ground.notes)
-        fitted, held = split(evidence, self.held_out, seed)
+        parts = split(evidence, self.equation.layers, self.held_out, seed)
+        fitted = None if parts is None else parts[0]
         point, runs, how = self._find(evidence, ground, fitted, torch.Generator().manual_seed(seed), clock)
         notes.append(how)
         # The final fit uses all equations; what it rests on was decided without the held-out ones.
         everything = self._objective(evidence, ground, None)
         final = self.solver.minimise(everything, point.z, lambda loss: clock.tick("final fit", loss))
-        certificate = certify(
-            self._objective(evidence, ground, fitted).equation,
-            self._objective(evidence, ground, held).equation,
-            ground.space,
-            point.z,
-            final.point.z,
-        )
+        certificate = None
+        if parts is not None:
+            fit, held = (self._objective(evidence, ground, part).equation for part in parts)
+            certificate = certify(fit, held, ground.space, point.z, final.point.z)
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
 
     def _find(
-        self, evidence: Evidence, ground: Ground, part: Part, generator: torch.Generator, clock: Clock
+        self, evidence: Evidence, ground: Ground, part: Part | None, generator: torch.Generator, clock: Clock
     ) -> tuple[Point, list[Solution[Point]], str]:
         """Search and joint fit on a part of the equations; also says how the search went, as a sentence."""
         objective = self._objective(evidence, ground, part)
-        if self.column is not None and ground.reduced:
+        smooth = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
+        if self.column is not None and ground.reduced and smooth:
             found, runs = self._one_at_a_time(evidence, ground, part, objective, generator, clock)
             if found is not None:
                 return (
@@ -203,7 +202,7 @@ class SpanAttack:
         self,
         evidence: Evidence,
         ground: Ground,
-        part: Part,
+        part: Part | None,
         objective: Objective,
         generator: torch.Generator,
         clock: Clock,
@@ -211,10 +210,12 @@ class SpanAttack:
         """Column search, joint fit, and repair of candidates that the fit spoiled or the search missed."""
         assert self.column is not None and ground.first is not None
         column, first, space = self.column, ground.first, ground.space
+        units = None if part is None else part.units
         probe = space.random(64, ground.norm, generator)
         typical = column.bind(evidence, first, space, None).typical(probe)
-        stages = [column.bind(evidence, first, space, s / typical, part.units) for s in self.sharpness]
+        stages = [column.bind(evidence, first, space, s / typical, units) for s in self.sharpness]
         known = space.coordinates(first.exclusive)
+        known = known[stages[-1].relative(known, probe) < self.search.accept] if len(known) else known
         best: tuple[int, float, Point] | None = None
         runs: list[Solution[Point]] = []
         for _ in range(self.repairs + 1):
@@ -253,7 +254,7 @@ class SpanAttack:
         objective: Objective,
         final: Solution[Point],
         runs: list[Solution[Point]],
-        certificate: Certificate,
+        certificate: Certificate | None,
         notes: list[str],
         seed: int,
         clock: Clock,
@@ -279,7 +280,7 @@ class SpanAttack:
             assumed=tuple(notes),
             spectrum=() if ground.first is None else tuple(ground.first.spectrum.tolist()),
             rank=None if ground.first is None or ground.first.flat else ground.first.rank,
-            certificate=certificate.take(order),
+            certificate=None if certificate is None else certificate.take(order),
             expected=self.samples,
         )
 

@@ -48,7 +48,9 @@ class FirstLayer:
         columns: orthonormal basis [w, r] of the column space, the span of the samples' back-propagated signals.
         space: the inputs compatible with the row space: x with (x, 1) in it, or x in it without biases.
         norm: root mean square norm of a model input, as |DW_1| / |Db_1| estimates it; None without biases.
-        exclusive: model inputs [k, d] read exactly off neurons that only one sample ever activated.
+        exclusive: model inputs [k, d] on which several neurons agree to rounding: a sample that alone activated
+            them, or a mixture of samples where the later layers did not move. To be checked before use.
+        limit: largest rank the matrix can have: its width, or the features that vary (and the bias).
     """
 
     spectrum: Tensor
@@ -59,6 +61,7 @@ class FirstLayer:
     space: Space
     norm: float | None
     exclusive: Tensor
+    limit: int
 
     @property
     def flat(self) -> bool:
@@ -68,7 +71,7 @@ class FirstLayer:
     @property
     def full(self) -> bool:
         """Whether the rank is as large as the matrix allows, so that the row space says nothing."""
-        return self.rank >= min(len(self.spectrum), self.space.size)
+        return self.rank >= self.limit
 
 
 def decayed_target(evidence: Evidence, decay: Decay) -> Parameters:
@@ -143,7 +146,11 @@ def _measure(evidence: Evidence) -> Decay | None:
 
 
 def _bias_factor(evidence: Evidence, kappa: float, tolerance: float) -> float:
-    """Kappa of the first bias: what of b_0 is left outside the column space of W_f - kappa W_0."""
+    """Kappa of the first bias: that of the weights if b_f - kappa b_0 lies in the column space of the change, else 1.
+
+    Biases decay like weights or not at all. If they do not, signals add up with other weights in Db_1 than in
+    DW_1, so that Db_1 lies in no common column space and no kappa can be measured.
+    """
     chain = evidence.chain
     assert chain is not None and evidence.init is not None
     name = chain.biases[0]
@@ -156,13 +163,8 @@ def _bias_factor(evidence: Evidence, kappa: float, tolerance: float) -> float:
     columns = left[:, :rank]
     b0, bf = (p[name].double() for p in (evidence.init, evidence.final))
     b0, bf = (b - columns @ (columns.T @ b) for b in (b0, bf))
-    if float(b0.norm()) <= 1e-8 * float(evidence.init[name].double().norm()):
-        return kappa
-    found = float((b0 @ bf) / (b0 @ b0))
-    for value in (kappa, 1.0):  # the two conventions in use: biases decay like weights, or not at all
-        if abs(found - value) < tolerance:
-            return value
-    return found
+    missed = float((bf - kappa * b0).norm())
+    return kappa if missed <= tolerance * (1 + float(b0.norm())) else 1.0
 
 
 def _rounding(evidence: Evidence, change: Tensor) -> float:
@@ -174,7 +176,7 @@ def _rounding(evidence: Evidence, change: Tensor) -> float:
     return float(torch.finfo(evidence.stored_dtype).eps * size * (w**0.5 + d**0.5))
 
 
-def first_layer(evidence: Evidence, target: Parameters) -> FirstLayer:
+def first_layer(evidence: Evidence, decay: Decay) -> FirstLayer:
     """Decompose the change of the first layer of a dense chain.
 
     Every step of SGD adds outer products delta (x) (x_i, 1), so the rows of [DW_1, Db_1] lie in the span of the
@@ -182,27 +184,49 @@ def first_layer(evidence: Evidence, target: Parameters) -> FirstLayer:
 
     Args:
         evidence: must have a dense chain.
-        target: the change of every parameter, as `decayed_target` returns it.
+        decay: what is left of the initialisation. Where biases and weights decay differently, the rows of DW_1
+            alone are used, since a bias then adds up its signals with other weights.
     """
     if evidence.chain is None:
         raise MissingEvidence(
             "the first-layer analysis needs a plain dense network (Linear, elementwise activation, Linear, ...),"
             " but the model is another kind; use an attack that searches the full space"
         )
-    weight, bias = evidence.chain.weights[0], evidence.chain.biases[0]
-    change = target[weight] if bias is None else torch.cat([target[weight], target[bias][:, None]], 1)
+    target = decayed_target(evidence, decay)
+    weight = target[evidence.chain.weights[0]]
+    name = evidence.chain.biases[0]
+    bias = None if name is None else target[name]
+    joint = bias is not None and decay.weight == decay.bias
+    change = torch.cat([weight, bias[:, None]], 1) if bias is not None and joint else weight
     left, values, right = torch.linalg.svd(change, full_matrices=False)
     floor = _rounding(evidence, change)
     rank, gap = rank_by_gap(values, floor)
     rows = right[:rank]
-    exclusive = change.new_zeros(0, evidence.input.size)
-    if bias is None:
-        space, norm = subspace(rows) if rank else Space(evidence.input.size), None
-    else:
-        space = _affine(rows)
-        norm = float(target[weight].norm() / target[bias].norm().clamp_min(1e-300))
-        exclusive = _exclusive(target[weight], target[bias], floor)
-    return FirstLayer(values, floor, rank, gap, left[:, :rank], space, norm, exclusive)
+    size = evidence.input.size
+    space = Space(size)
+    if rank:
+        space = _affine(rows) if joint else subspace(rows)
+    return FirstLayer(
+        spectrum=values,
+        floor=floor,
+        rank=rank,
+        gap=gap,
+        columns=left[:, :rank],
+        space=space,
+        norm=_norm(weight, bias),
+        exclusive=_exclusive(weight, bias, floor)
+        if bias is not None and joint
+        else weight.new_zeros(0, size),
+        # A feature that is constant in the data never moves its weights, whatever the optimizer.
+        limit=min(len(weight), max(1, int((weight.abs().amax(0) > floor / len(weight) ** 0.5).sum()))),
+    )
+
+
+def _norm(weight: Tensor, bias: Tensor | None) -> float | None:
+    """Root mean square norm of an input, |DW_1| / |Db_1|: exact where the samples' signals are orthogonal."""
+    if bias is None or float(bias.norm()) <= 1e-6 * float(weight.norm()):
+        return None
+    return float(weight.norm() / bias.norm())
 
 
 def _affine(rows: Tensor) -> Space:
@@ -220,7 +244,8 @@ def _exclusive(weight: Tensor, bias: Tensor, floor: float) -> Tensor:
     """Inputs read off neurons that a single sample activated: DW_j / Db_j = x_i exactly.
 
     Neurons that share a larger set of active samples have nearly equal ratios too, but only an exclusive one is
-    exact for any course of training, so two ratios must agree to rounding.
+    exact for any course of training, so two ratios must agree to rounding. Where later layers stood still, or
+    rounding is coarse, a shared mixture agrees as well.
     """
     usable = bias.abs() > 1e-3 * bias.abs().max()
     ratio = weight[usable] / bias[usable, None]

@@ -32,9 +32,7 @@ class DenseNode:
     offset: Tensor | None
 
     def _first_right(self, z: Tensor) -> Tensor:
-        if self.embed is None:
-            return z
-        right = z @ self.embed
+        right = z if self.embed is None else z @ self.embed
         return right if self.offset is None else right + self.offset
 
     def forward(self, z: Tensor) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
@@ -110,7 +108,7 @@ def dense_node(
     """Fold x = origin + z @ basis into the first layer of a chain with parameters `params` (float64)."""
     weights = [params[name] for name in chain.weights]
     biases = [None if name is None else params[name] for name in chain.biases]
-    embed = offset = None
+    embed, offset = None, origin
     first = weights[0]
     if origin is not None:
         shift = first @ origin

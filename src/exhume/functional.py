@@ -56,10 +56,16 @@ class Activation:
         return self.name in ("identity", "relu", "leaky_relu")
 
     def smoothed(self, beta: float | None) -> Activation:
-        """Replace ReLU by the matched softplus log(1 + exp(beta u)) / beta, whose slope is sigmoid(beta u)."""
-        if beta is None or self.name != "relu":
+        """Replace ReLU by the matched softplus log(1 + exp(beta u)) / beta, whose slope is sigmoid(beta u).
+
+        Leaky ReLU, which is 0.01 u + 0.99 relu(u), likewise.
+        """
+        if beta is None or self.name not in ("relu", "leaky_relu"):
             return self
-        return Activation("softplus", lambda u: F.softplus(u, beta=beta, threshold=30.0))
+        leak = 0.0 if self.name == "relu" else 0.01
+        return Activation(
+            "softplus", lambda u: leak * u + (1 - leak) * F.softplus(u, beta=beta, threshold=30.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -75,6 +81,11 @@ class DenseChain:
     weights: tuple[str, ...]
     biases: tuple[str | None, ...]
     activations: tuple[Activation, ...]
+
+    @property
+    def piecewise_linear(self) -> bool:
+        """Whether every hidden activation is, so that signals do not vary with the input locally."""
+        return all(phi.piecewise_linear for phi in self.activations[:-1])
 
     @property
     def activation(self) -> str:
@@ -125,7 +136,7 @@ def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:
     choices = _elementwise_choices(twin)
     activations = []
     for before, after in zip(calls, [a for _, a, _ in calls[1:]] + [out.reshape(len(out), -1)], strict=True):
-        matching = (phi for phi in choices if _same(phi.fn(before[2].clone()), after))
+        matching = (phi for phi in choices if _explains(phi, before[2], after))
         phi = next(matching, None)
         if phi is None:
             return None
@@ -137,7 +148,8 @@ def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:
         activations=tuple(activations),
     )
     with torch.no_grad():
-        return chain if _same(chain.forward(params, u), out.reshape(len(out), -1)) else None
+        # Large inputs too, or a clip (ReLU6) that the probe does not reach would pass for a ReLU.
+        return chain if all(_computes(chain, params, twin, scale * u) for scale in (1, 30, 1000)) else None
 
 
 def _elementwise_choices(model: nn.Module) -> list[Activation]:
@@ -151,6 +163,19 @@ def _elementwise_choices(model: nn.Module) -> list[Activation]:
 def _own(module: nn.Module) -> Activation:
     """An activation of the model's own; the input is cloned, since the module may act in place."""
     return Activation(type(module).__name__.lower() + "*", lambda u: module(u.clone()))
+
+
+def _explains(phi: Activation, before: Tensor, after: Tensor) -> bool:
+    """Whether phi maps `before` to `after`, each entry for itself (a softmax does not)."""
+    try:
+        value, apart = phi.fn(before.clone()), phi.fn(before.reshape(-1, 1))
+    except RuntimeError:  # a layer that wants its own number of units
+        return False
+    return _same(value, after) and _same(apart, value.reshape(-1, 1))
+
+
+def _computes(chain: DenseChain, params: Mapping[str, Tensor], model: nn.Module, u: Tensor) -> bool:
+    return _same(chain.forward(params, u), model(u.clone()).reshape(len(u), -1))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -55,7 +56,11 @@ class Objective:
         """Evaluate at z [m, q]: eliminate the multipliers through the Gram matrix, refine them on the residual."""
         equation = self.equation
         target = equation.target()
-        factor = gram_solver(equation.gram(z), self.cutoff)
+        gram = equation.gram(z)
+        if not bool(torch.isfinite(gram).all()):
+            nothing = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
+            return Point(z, nothing, target, math.inf, math.inf, torch.zeros_like(gram))
+        factor = gram_solver(gram, self.cutoff)
         coef = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
         residual = target
         for _ in range(2):  # the second pass removes the error that squaring the condition number made

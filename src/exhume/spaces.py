@@ -47,6 +47,9 @@ class Space:
         fixed = 0.0 if self.origin is None else float(self.origin @ self.origin)
         low, high = (max(r * r - fixed, 0.0) ** 0.5 for r in self.radius)
         norm = z.norm(dim=1, keepdim=True)
+        if low > 0 and bool((norm == 0).any()):  # the centre has no direction to scale: take the first axis
+            axis = torch.eye(1, z.shape[1], dtype=z.dtype)
+            z, norm = torch.where(norm == 0, axis, z), torch.where(norm == 0, 1.0, norm)
         tiny = torch.finfo(z.dtype).tiny
         return z * (norm.clamp(low, high) / norm.clamp_min(tiny))
 

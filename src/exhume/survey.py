@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from exhume.change import Decay, FirstLayer, decay_factor, decayed_target, first_layer
+from exhume.change import Decay, FirstLayer, decay_factor, first_layer
 from exhume.evidence import Evidence
 from exhume.spaces import Space, full
 
@@ -45,7 +45,7 @@ def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Grou
     size, spec = evidence.input.size, evidence.input
     first = None
     if evidence.chain is not None and evidence.init is not None:
-        first = first_layer(evidence, decayed_target(evidence, decay))
+        first = first_layer(evidence, decay)
         if first.rank == 0:
             notes.append(
                 "the first layer did not change: it was frozen, and the full input space is searched"
@@ -56,7 +56,10 @@ def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Grou
                 " rescaled entries (Adam-like), or rounding hides the rank; the full input space is searched"
             )
         elif first.full:
-            notes.append("the first-layer change has full rank: at least as many samples as input features")
+            notes.append(
+                f"the first-layer change has the largest rank it can have, {first.rank}: that many samples or"
+                " more, or an optimizer that rescales entries"
+            )
         else:
             notes.append(f"the first-layer change has rank {first.rank}: at least {first.rank} samples")
     space, norm = full(size), first.norm if first is not None else None

@@ -124,7 +124,8 @@ class BoundColumn:
         The ratio is what tells a sample from chance: where the signal hardly varies with the input (a tanh net
         near its linear range), every score is small.
         """
-        return self.score(z) / self.score(probe).median()
+        # Where random points fit too, as on a set that hardly holds anything else, all fit.
+        return self.score(z) / self.score(probe).median().clamp_min(1e-3)
 
     def distinct(self, z: Tensor, probe: Tensor) -> Tensor:
         """Relative score of each candidate with all the others projected out, [m]: near 1 if it adds no signal."""

@@ -36,17 +36,24 @@ class Part:
         return (drawn < self.share if self.rest else drawn >= 1 - self.share).to(weight.dtype)
 
 
-def split(evidence: Evidence, share: float, seed: int) -> tuple[Part, Part]:
+def split(evidence: Evidence, layers: str, share: float, seed: int) -> tuple[Part, Part] | None:
     """Split the equations at random into a fitted part and a part that is left out.
 
     Args:
         evidence: what is attacked.
+        layers: "all" or "last", which layers give equations.
         share: of the hidden units, or of the single weights, left out.
         seed: of the split.
+
+    Returns:
+        Both parts, or None where no equation belongs to a first-layer unit: a linear model, or the last layer of
+        a deep network.
     """
     chain = evidence.chain
-    if chain is None or len(chain.weights) == 1:
+    if chain is None:
         return Part(None, True, 1 - share, seed), Part(None, False, share, seed)
+    if len(chain.weights) == 1 or (layers == "last" and len(chain.weights) > 2):
+        return None
     width = evidence.final[chain.weights[0]].shape[0]
     order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
     held = max(1, round(share * width))

@@ -14,6 +14,16 @@ def importance(objective: Objective, point: Point) -> Tensor:
     c_i' (G^+_ii)^-1 c_i / |t|^2, by the block inverse of the Gram matrix G
     """
     m, k = point.coef.shape
+    if (
+        point.factor.shape[1] < m * k
+    ):  # a singular Gram matrix has no block inverse: remove one after the other
+        index = torch.arange(m)
+        rises = (
+            [objective.at(point.z[index != i]).misfit - point.misfit for i in index.tolist()]
+            if m > 1
+            else [1.0]
+        )
+        return torch.tensor(rises, dtype=point.coef.dtype).clamp_min(0)
     rows = point.factor.view(m, k, -1)
     block = rows @ rows.mT
     solved = torch.linalg.pinv(block, hermitian=True) @ point.coef[..., None]

@@ -69,6 +69,8 @@ class BatchedLM:
             gradient[accepted] = there.gradient[better]
             curvature[accepted] = there.curvature[better]
             damping[active] = torch.where(better, damping[active] / 5, damping[active] * 4).clamp(1e-9, 1e9)
-            stalls[active] = torch.where(gain > self.tolerance, 0, stalls[active] + 1)
+            # A rejected step only counts once its damping is large: after good steps it takes a few to get there.
+            resting = torch.where(better, gain <= self.tolerance, damping[active] > 1e3)
+            stalls[active] = torch.where(resting, stalls[active] + 1, 0)
             active = active[stalls[active] < 4]
         return z, value
