@@ -289,6 +289,15 @@ def test_smoothed_relu_is_stable_far_from_zero(size):
     assert back.isfinite().all()
 
 
+def test_smoothed_leaky_relu_is_the_same_mixture_of_identity_and_smoothed_relu():
+    leaky, relu = (Activation(name, ACTIVATIONS[name]).smoothed(4.0) for name in ("leaky_relu", "relu"))
+    u = 2 * draw(100, seed=3)
+    value, slope = leaky.value_and_slope(u)
+    torch.testing.assert_close(value, 0.01 * u + 0.99 * relu.fn(u), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(slope, 0.01 + 0.99 * torch.sigmoid(4.0 * u), rtol=0, atol=1e-12)
+    torch.testing.assert_close(leaky.curvature(u), 0.99 * relu.curvature(u), rtol=1e-12, atol=1e-12)
+
+
 def test_smoothing_replaces_relu_and_nothing_else():
     chain = recognise(dense((4, 5, 5, 1)), (4,))
     assert names(chain.smoothed(3.0)) == ("softplus", "softplus", "identity")

@@ -196,6 +196,10 @@ class SpanAttack:
         box = evidence.input.box()
         terms = () if box is None or self.box == 0 else (Box(*box, self.box),)
         equation = self.equation.bind(evidence, ground.space, ground.decay, part=part)
+        if equation.energy == 0:
+            raise MissingEvidence(
+                f"attack {self.name!r} needs layers that changed in training, but those it uses did not; use all layers"
+            )
         return Objective(equation, ground.space, terms)
 
     def _one_at_a_time(

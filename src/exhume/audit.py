@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from dataclasses import dataclass
 from exhume import report
 from exhume.assumptions import check
 from exhume.attack import Reconstruction
+from exhume.checkpoints import fingerprint
 from exhume.clock import Observer
 from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
 from exhume.evidence import Evidence
@@ -65,6 +67,14 @@ class Outcome:
     verdict: Verdict | None
 
 
+def digest(evidence: Evidence, plan: Plan, truth: Truth | None) -> str:
+    """Fingerprint of a job: weights, settings and rows; a change in any of them changes it."""
+    rows = {} if truth is None else {"train": truth.train, "control": truth.control}
+    parts = [fingerprint(evidence.final), fingerprint(evidence.init or {}), fingerprint(rows), repr(plan)]
+    parts.append(repr((evidence.input.shape, evidence.input.low, evidence.input.high, evidence.recipe)))
+    return hashlib.sha256("\n".join(parts).encode()).hexdigest()
+
+
 def run(
     evidence: Evidence,
     plan: Plan,
@@ -118,6 +128,7 @@ def run(
         samples=plan.samples,
         features=features,
         command=command,
+        digest=digest(evidence, plan, truth),
     )
     return Outcome(built, tuple(found), tuple(matches), verdict)
 

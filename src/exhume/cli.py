@@ -9,7 +9,7 @@ import signal
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
 from types import FrameType
@@ -30,7 +30,7 @@ from exhume.inspection import inspect as inspect_evidence
 from exhume.presets import ATTACKS
 from exhume.report.data import Report
 from exhume.targets import Target, read_target
-from exhume.verdict import Policy, read_policy
+from exhume.verdict import EXIT_CODES, Policy, read_policy
 
 NO_POLICY = Policy()
 
@@ -77,7 +77,7 @@ def demo(
     as_json: AsJson = False,
 ) -> None:
     """Train a small victim on packaged real data, audit it and write a report."""
-    folder = report.prepare(out, force=force)
+    folder = report.prepare(out, force=force)  # before the work, so that a wrong folder costs nothing
     console = Console(stderr=True, quiet=quiet)
     console.print(f"Training a 2,000-unit network on 20 rows of {data.value} ...")
     made = demos.victim(data.value, seed)
@@ -88,7 +88,16 @@ def demo(
         suffix += 1
         where = folder / f"victim-{suffix}"
     target = read_target(demos.save(made, where))
-    _run(target, folder, seed, "2m", console, scored=True, include_images=True, as_json=as_json)
+    _run(
+        target,
+        Output(folder, True, False),
+        seed,
+        "2m",
+        console,
+        scored=True,
+        include_images=True,
+        as_json=as_json,
+    )
 
 
 @app.command()
@@ -126,7 +135,7 @@ def attack(
     read = read_target(target)
     _run(
         read,
-        report.prepare(out, force=force),
+        Output(out, force, False),
         seed,
         budget,
         Console(stderr=True, quiet=quiet),
@@ -148,6 +157,9 @@ def audit(
     policy: Annotated[
         Path | None, typer.Option("--policy", help="Policy file that overrides thresholds.")
     ] = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep a finished report of the same weights, rows and settings.")
+    ] = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
@@ -159,7 +171,7 @@ def audit(
     rules = Policy() if policy is None else read_policy(policy)
     code = _run(
         read,
-        report.prepare(out, force=force),
+        Output(out, force, resume),
         seed,
         budget,
         Console(stderr=True, quiet=quiet),
@@ -204,9 +216,18 @@ def seconds(text: str) -> float:
     return float(found[1]) * {"": 1, "s": 1, "m": 60, "h": 3600}[found[2]]
 
 
+@dataclass(frozen=True)
+class Output:
+    """Where a report goes: the folder, whether to overwrite, whether to keep a finished one."""
+
+    folder: Path
+    force: bool
+    resume: bool
+
+
 def _run(
     target: Target,
-    folder: Path,
+    output: Output,
     seed: int,
     budget: str,
     console: Console,
@@ -228,6 +249,14 @@ def _run(
     )
     truth = target.truth() if scored else None
     evidence = target.evidence(trust_pickle=trust_pickle)
+    digest = audits.digest(evidence, plan, truth)
+    folder = report.prepare(output.folder, force=output.force, resume=output.resume)
+    if output.resume and (told := _finished(folder, digest)) is not None:
+        console.print("The report of the same weights, rows and settings is finished; it is kept.")
+        if as_json:
+            print(told.to_json())
+        _summarise(told, folder / "report.html", console)
+        return 0 if told.verdict is None else EXIT_CODES[told.verdict]
     with _progress(console) as observer:
         outcome = audits.run(evidence, plan, truth, observer, command=shlex.join(sys.argv))
     page = report.write(folder, outcome.report, outcome.found, truth=truth, include_images=include_images)
@@ -235,6 +264,16 @@ def _run(
         print(outcome.report.to_json())
     _summarise(outcome.report, page, console)
     return 0 if outcome.verdict is None else outcome.verdict.exit_code
+
+
+def _finished(folder: Path, digest: str) -> Report | None:
+    """The report in a folder, if it is of the same job and every attack in it ran to its end."""
+    path = folder / "report.json"
+    if not path.exists():
+        return None
+    told = report.read(path)
+    ended = all(one.status not in ("stopped", "failed") for one in told.attacks)
+    return told if ended and told.digest == digest else None
 
 
 @contextmanager

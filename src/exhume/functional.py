@@ -62,10 +62,13 @@ class Activation:
         """
         if beta is None or self.name not in ("relu", "leaky_relu"):
             return self
-        leak = 0.0 if self.name == "relu" else 0.01
-        return Activation(
-            "softplus", lambda u: leak * u + (1 - leak) * F.softplus(u, beta=beta, threshold=30.0)
-        )
+
+        def softplus(u: Tensor) -> Tensor:
+            return F.softplus(u, beta=beta, threshold=30.0)
+
+        if self.name == "relu":
+            return Activation("softplus", softplus)
+        return Activation("leaky softplus", lambda u: 0.01 * u + 0.99 * softplus(u))
 
 
 @dataclass(frozen=True)

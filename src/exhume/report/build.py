@@ -133,6 +133,7 @@ def build(
     samples: int | None = None,
     features: Sequence[str] = (),
     command: str | None = None,
+    digest: str = "",
     created: datetime.date | None = None,
 ) -> Report:
     """Put a report together.
@@ -146,6 +147,7 @@ def build(
         samples: number of training rows that the attacks were told, if any.
         features: names of the columns of a table.
         command: command line to repeat the run.
+        digest: fingerprint of weights, rows and settings.
         created: by default today (UTC).
 
     Raises:
@@ -162,6 +164,7 @@ def build(
         created=created or datetime.datetime.now(datetime.UTC).date(),
         seed=seed,
         command=command,
+        digest=digest,
         versions={"python": platform.python_version()} | {name: _version(name) for name in LIBRARIES},
         verdict=verdict,
         reasons=tuple(reasons),

@@ -221,6 +221,7 @@ class Report(_Plain):
         created: date (UTC).
         seed: of the random starts.
         command: command line to repeat the run, if there was one.
+        digest: fingerprint of weights, rows and settings; empty if unknown.
         versions: of the interpreter and the libraries that the numbers depend on.
         verdict: None when nothing was audited.
         reasons: for the verdict, one sentence each.
@@ -234,6 +235,7 @@ class Report(_Plain):
     created: datetime.date
     seed: int
     command: Text | None
+    digest: str = ""
     versions: dict[str, str]
     verdict: Outcome | None
     reasons: tuple[Text, ...]

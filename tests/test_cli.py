@@ -1,0 +1,142 @@
+"""The command line: what it writes, what it refuses, and how it exits."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from exhume import cli, demo
+from exhume.victims.train import TrainConfig
+from exhume.victims.victim import Case, make_victim
+
+CASE = Case(data="digits", n=6, hidden=(200,), training=TrainConfig(max_steps=5000, tolerance=1e-6))
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory) -> Path:
+    return demo.save(make_victim(CASE), tmp_path_factory.mktemp("victim") / "victim")
+
+
+def run(monkeypatch, *words: object) -> int:
+    monkeypatch.setattr(sys, "argv", ["exhume", *map(str, words)])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    return int(ended.value.code or 0)
+
+
+def test_attack_writes_a_report_without_any_truth(monkeypatch, target, tmp_path, capsys):
+    hidden = [(target.parent / name) for name in ("train.npz", "control.npz")]
+    contents = [path.read_bytes() for path in hidden]
+    try:
+        for path in hidden:
+            path.write_bytes(b"unreadable")
+        assert run(monkeypatch, "attack", target, "--out", tmp_path / "out", "--quiet", "--json") == 0
+    finally:
+        for path, content in zip(hidden, contents, strict=True):
+            path.write_bytes(content)
+    told = json.loads(capsys.readouterr().out)
+    assert told["attacks"][0]["certificate"]["recovered"] >= 5
+    assert told["verdict"] is None
+    assert told["attacks"][0]["matched"] is None
+    assert sorted(p.name for p in (tmp_path / "out").iterdir() if not p.name.startswith(".")) == [
+        "reconstructions.safetensors",
+        "report.html",
+        "report.json",
+    ]
+
+
+def test_audit_exits_with_the_verdict_and_resumes(monkeypatch, target, tmp_path, capsys):
+    out = tmp_path / "out"
+    assert run(monkeypatch, "audit", target, "--out", out, "--quiet") == 1
+    first = (out / "report.json").read_bytes()
+    assert json.loads(first)["attacks"][0]["matched"]["train"]["count"] >= 5
+    assert json.loads(first)["attacks"][0]["matched"]["control"]["count"] == 0
+    assert run(monkeypatch, "audit", target, "--out", out, "--quiet") == 2  # never overwritten
+    assert run(monkeypatch, "audit", target, "--out", out, "--resume") == 1
+    assert "it is kept" in capsys.readouterr().err
+    assert (out / "report.json").read_bytes() == first
+    assert run(monkeypatch, "audit", target, "--out", out, "--resume", "--quiet", "--seed", 1) == 1
+    assert (out / "report.json").read_bytes() != first  # another job: run anew
+
+
+def test_inspect_tells_rank_and_applicability(monkeypatch, target, capsys):
+    assert run(monkeypatch, "inspect", target, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["rank"], told["activation"], told["attacks"][0]["applies"]) == (6, "relu", True)
+    assert run(monkeypatch, "inspect", target.parent / "final.safetensors", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["parameters"] == 64 * 200 + 200 + 200 + 1
+
+
+def test_attacks_lists_what_is_built(monkeypatch, capsys):
+    assert run(monkeypatch, "attacks", "--json") == 0
+    assert [row["name"] for row in json.loads(capsys.readouterr().out)] == ["exhume"]
+
+
+def edited(target: Path, tmp_path: Path, old: str, new: str) -> Path:
+    text = target.read_text()
+    assert old in text
+    copy = target.parent / f"{tmp_path.name}.toml"
+    copy.write_text(text.replace(old, new))
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "words"),
+    [
+        ("shape = [1, 8, 8]", "shape = [1, 9, 9]", "shape"),
+        ("samples = 6", "samples = 7", "n larger than rows"),
+        ("samples = 6", "sampels = 6", "samples"),
+        ('train = "train.npz"', 'train = "gone.npz"', "gone.npz"),
+        ("samples = 6", 'names = ["exhum"]', "exhume"),
+    ],
+)
+def test_a_wrong_target_is_one_sentence_and_exit_2(monkeypatch, target, tmp_path, capsys, old, new, words):
+    out = tmp_path / "out"
+    assert run(monkeypatch, "audit", edited(target, tmp_path, old, new), "--out", out, "--quiet") == 2
+    message = capsys.readouterr().err
+    assert words in message
+    assert message.count("\n") == 1
+    assert not out.exists()
+
+
+@pytest.mark.parametrize("budget", ["soon", "0s", "-1m", "10 parsecs"])
+def test_a_wrong_budget_is_refused(monkeypatch, target, tmp_path, capsys, budget):
+    assert run(monkeypatch, "attack", target, "--out", tmp_path / "out", f"--budget={budget}", "--quiet") == 2
+    assert "must be a time such as" in capsys.readouterr().err
+
+
+def test_a_foreign_folder_is_never_written_into(monkeypatch, target, tmp_path, capsys):
+    (tmp_path / "thesis.tex").write_text("precious")
+    assert run(monkeypatch, "attack", target, "--out", tmp_path, "--quiet") == 2
+    assert "--force" in capsys.readouterr().err
+    assert [p.name for p in tmp_path.iterdir()] == ["thesis.tex"]
+
+
+def test_the_first_interrupt_keeps_the_best_result(tmp_path):
+    """A wider victim, interrupted while it is attacked, still writes a report."""
+    victim = make_victim(Case(data="digits", n=30, hidden=(600,), training=TrainConfig(max_steps=300)))
+    path = demo.save(victim, tmp_path / "victim")
+    code = (
+        "import os, signal, threading, torch; torch.set_num_threads(1)\n"
+        "from exhume import cli, attack\n"
+        "original = attack.survey\n"
+        "def surveyed(*a): os.kill(os.getpid(), signal.SIGINT); return original(*a)\n"
+        "attack.survey = surveyed\n"
+        "cli.main()\n"
+    )
+    words = ["attack", str(path), "--out", str(tmp_path / "out"), "--json"]
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["attacks"][0]["status"] == "stopped"
+
+
+def test_the_demo_prints_a_verdict_and_exits_0(monkeypatch, tmp_path, capsys):
+    monkeypatch.setitem(demo.CASES, "digits", CASE)
+    assert run(monkeypatch, "demo", "--data", "digits", "--out", tmp_path / "out", "--quiet", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["verdict"] == "leak"
+    assert np.load(tmp_path / "out" / "victim" / "train.npz")["x"].shape[1:] == (1, 8, 8)
+    assert torch.get_num_threads() == 1
