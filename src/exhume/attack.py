@@ -198,7 +198,8 @@ class SpanAttack:
         equation = self.equation.bind(evidence, ground.space, ground.decay, part=part)
         if equation.energy == 0:
             raise MissingEvidence(
-                f"attack {self.name!r} needs layers that changed in training, but those it uses did not; use all layers"
+                f"attack {self.name!r} needs layers that changed in training, but those it uses did not; use"
+                " all layers"
             )
         return Objective(equation, ground.space, terms)
 

@@ -7,7 +7,6 @@ import importlib.metadata
 import platform
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -33,34 +32,6 @@ from exhume.report.data import (
 from exhume.report.knowledge import knowledge
 
 LIBRARIES = ("torch", "numpy", "scipy")
-
-
-class Certificate(Protocol):
-    """What the report needs of a certificate of m candidates."""
-
-    @property
-    def recovered(self) -> int:
-        """Number of candidates certified."""
-
-    @property
-    def false_rate(self) -> float:
-        """Expected share of false certificates."""
-
-    @property
-    def score(self) -> Tensor:
-        """Score of each candidate [m]."""
-
-    @property
-    def certified(self) -> Tensor:
-        """Whether it passes [m]."""
-
-    @property
-    def error_estimate(self) -> Tensor:
-        """Expected relative L2 error [m]."""
-
-    @property
-    def notes(self) -> tuple[str, ...]:
-        """What the certificate rests on, one sentence each."""
 
 
 def attack_result(found: Reconstruction, matches: Matches | None = None) -> AttackResult:
@@ -199,12 +170,8 @@ def _relative_change(evidence: Evidence) -> float | None:
     return float((end - start).norm() / start.norm())
 
 
-def _certificate_of(found: Reconstruction) -> Certificate | None:
-    return getattr(found, "certificate", None)
-
-
 def _certificate(found: Reconstruction) -> CertificateResult | None:
-    certificate = _certificate_of(found)
+    certificate = found.certificate
     if certificate is None:
         return None
     return CertificateResult(
@@ -234,7 +201,7 @@ def _group(score: Score) -> Group:
 def _samples(found: Reconstruction, matches: Matches | None) -> tuple[Sample, ...]:
     """One entry a candidate; errors of single features stay out, as with it they would give the row away."""
     rows = {} if matches is None else {row.candidate: row for row in matches.rows}
-    certificate = _certificate_of(found)
+    certificate = found.certificate
 
     def sample(j: int) -> Sample:
         row = rows.get(j)
