@@ -36,6 +36,7 @@ COLUMNS = {
     "close": "close_train",
     "median": "median_error",
     "control": "matched_control",
+    "close control": "close_control",
     "random": "matched_random",
     "certified": "certified",
     "limited by": "limited_by",

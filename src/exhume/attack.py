@@ -141,9 +141,15 @@ class SpanAttack:
         fitted = None if parts is None else parts[0]
         point, runs, how = self._find(evidence, ground, fitted, torch.Generator().manual_seed(seed), clock)
         notes.append(how)
+        if ground.reduced and ground.first is not None and len(point.z) < ground.first.rank:
+            notes.append(
+                f"{len(point.z)} candidates were found, fewer than the {ground.first.rank} samples there must be"
+            )
         # The final fit uses all equations; what it rests on was decided without the held-out ones.
         everything = self._objective(evidence, ground, None)
-        final = self.solver.minimise(everything, point.z, lambda loss: clock.tick("final fit", loss))
+        final = self._solver(evidence).minimise(
+            everything, point.z, lambda loss: clock.tick("final fit", loss)
+        )
         certificate = None
         if parts is not None:
             fit, held = (self._objective(evidence, ground, part).equation for part in parts)
@@ -167,8 +173,8 @@ class SpanAttack:
         expected = self.samples or (ground.first.rank if ground.first is not None else 0)
         if not expected:
             raise MissingEvidence(
-                f"attack {self.name!r} needs the number of samples ([attack] samples), since no first-layer change"
-                " tells it; state it, or an upper bound"
+                f"attack {self.name!r} needs the number of samples ([attack] samples), since it cannot be read off"
+                " this model's first layer; state it, or an upper bound"
             )
         how = f"{expected} samples were expected, and sought jointly from random starts"
         equation = objective.equation
@@ -183,7 +189,7 @@ class SpanAttack:
             )
         point, runs = restart.run(
             objective,
-            self.solver,
+            self._solver(evidence),
             min(expected, most),
             ground.norm,
             generator,
@@ -191,6 +197,10 @@ class SpanAttack:
             lambda done: clock.tick(f"random start {done} of {restart.starts}", None),
         )
         return point, runs, how
+
+    def _solver(self, evidence: Evidence) -> VarPro:
+        """Without structure every column of a dense Jacobian costs a pass through the model: CG from the start."""
+        return self.solver if evidence.chain is not None else replace(self.solver, dense_limit=0)
 
     def _objective(self, evidence: Evidence, ground: Ground, part: Part | None) -> Objective:
         box = evidence.input.box()

@@ -17,6 +17,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from exhume import audit as audits
@@ -45,7 +46,7 @@ TargetPath = Annotated[
     Path, typer.Argument(metavar="TARGET.toml", help="Target file; `exhume.snapshot` writes one.")
 ]
 Out = Annotated[Path, typer.Option("--out", help="Folder for the report.")]
-Seed = Annotated[int, typer.Option("--seed", help="Seed of the random starts.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the random starts.")]
 Budget = Annotated[str, typer.Option("--budget", help="Wall time, such as 90s, 10m or 2h.")]
 Force = Annotated[bool, typer.Option("--force", help="Overwrite the report in an existing folder.")]
 TrustPickle = Annotated[
@@ -92,7 +93,7 @@ def demo(
         target,
         Output(folder, True, False),
         seed,
-        "2m",
+        "75s",
         console,
         scored=True,
         include_images=True,
@@ -204,7 +205,7 @@ def main() -> None:
     try:
         app()
     except ExhumeError as error:
-        print(f"exhume: {error}", file=sys.stderr)
+        print("exhume:", " ".join(str(error).split()), file=sys.stderr)  # user code may raise several lines
         sys.exit(2)
 
 
@@ -308,7 +309,7 @@ def _summarise(told: Report, page: Path, console: Console) -> None:
         groups = None if one.matched is None else (one.matched.train, one.matched.control, one.matched.random)
         counts = ["-"] * 3 if groups is None else [f"{g.count}/{g.n} ({g.close} close)" for g in groups]
         spent = "-" if one.seconds is None else f"{one.seconds:.1f}"
-        table.add_row(one.name, str(one.candidates), *counts, spent, one.error or one.status)
+        table.add_row(one.name, str(one.candidates), *counts, spent, escape(one.error or one.status))
     console.print(table)
     if told.verdict is not None:
         console.print(f"Verdict: {told.verdict}", markup=False)
@@ -321,7 +322,7 @@ def _show_inspection(found: Inspection) -> None:
     console = Console()
     layers = Table("parameter", "shape", "numbers")
     for name, shape, count in found.layers:
-        layers.add_row(name, str(list(shape)), f"{count:,}")
+        layers.add_row(escape(name), str(list(shape)), f"{count:,}")
     console.print(layers)
     activation = found.activation or "not a plain dense network"
     console.print(
@@ -333,7 +334,7 @@ def _show_inspection(found: Inspection) -> None:
         console.print(f"- {sentence}", markup=False, highlight=False)
     table = Table("attack", "applies", "how, or what is missing")
     for one in found.attacks:
-        table.add_row(one.name, "yes" if one.applies else "no", one.reason)
+        table.add_row(one.name, "yes" if one.applies else "no", escape(one.reason))
     console.print(table)
 
 
@@ -350,7 +351,7 @@ def _inspect_checkpoint(path: Path, as_json: bool, trust_pickle: bool) -> None:
     console = Console()
     table = Table("tensor", "shape", "dtype")
     for row in rows:
-        table.add_row(str(row["name"]), str(row["shape"]), str(row["dtype"]))
+        table.add_row(escape(str(row["name"])), str(row["shape"]), str(row["dtype"]))
     console.print(table)
     console.print(f"{sum(p.numel() for p in state.values()):,} numbers.", highlight=False)
     console.print(

@@ -70,6 +70,8 @@ def inspect(evidence: Evidence) -> Inspection:
     for name, entry in ATTACKS.items():
         gaps = entry.preset(None).missing(evidence)
         how = "one sample at a time in the column space" if ground.reduced else "jointly, from random starts"
+        if first is None or first.rank == 0:
+            how += ", if the number of samples is given ([attack] samples)"
         attacks.append(
             Applicability(name, not gaps, f"needs {' and '.join(gaps)}" if gaps else f"searches {how}")
         )

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -34,7 +35,7 @@ class Truth:
     """Training rows, and control rows of the same kind that the model never saw; float64 on the CPU.
 
     Args:
-        train: training rows in the owner's units (before mean and scale), [n, *shape].
+        train: training rows in the owner's units (before mean and scale), [n, *shape]; arrays are converted.
         control: rows the model never saw, [k, *shape]; the first n stand against train, the rest centre
             distances where `public_mean` is not given.
         public_mean: mean over rows outside both, broadcastable to `shape`.
@@ -55,7 +56,7 @@ class Truth:
     public_scale: Tensor | None = None
 
     def __post_init__(self) -> None:
-        shape = self.train.shape[1:]
+        shape = torch.as_tensor(self.train).shape[1:]
         for name in ("train", "control"):
             object.__setattr__(self, name, _checked_rows(name, getattr(self, name), shape))
         for name in ("public_mean", "public_scale"):
@@ -267,7 +268,8 @@ def _similarity(x_hat: Tensor, x: Tensor, truth: Truth) -> Tensor | None:
     return ssim_matrix(x_hat, x, float(low), float(high))
 
 
-def _checked_rows(name: str, rows: Tensor, shape: torch.Size) -> Tensor:
+def _checked_rows(name: str, rows: Tensor | np.ndarray, shape: torch.Size) -> Tensor:
+    rows = torch.as_tensor(rows)
     if not len(rows):
         raise ExhumeError(
             f"{name} must hold at least one row, but is empty; an audit needs both train and control"

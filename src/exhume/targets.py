@@ -186,8 +186,8 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             arrays = {name: archive[name] for name in ("x", "y") if name in names}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
         raise TargetError(
-            f"{path} must be an npz file of numeric arrays x and y, but cannot be read ({error});"
-            " save it with numpy.savez"
+            f"{path} must be an npz file of numeric arrays x and y, but cannot be read as"
+            " one; save it with numpy.savez"
         ) from error
     if "x" not in arrays:
         raise TargetError(
