@@ -19,6 +19,7 @@ from rich.console import Console
 
 from common import Row, show, write
 from exhume import match, presets
+from exhume.change import decay_factor, simulated_decay
 from exhume.victims.packaged import DataUnavailable
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, make_victim
@@ -31,6 +32,8 @@ COLUMNS = {
     "|change|/|init|": "relative_change",
     "misfit at truth": "misfit_at_truth",
     "misfit": "misfit",
+    "rank": "rank",
+    "kappa error": "kappa_error",
     "seconds": "seconds",
     "train": "matched_train",
     "close": "close_train",
@@ -120,7 +123,9 @@ def run(case: Case, options: argparse.Namespace) -> Row:
     rank = found.rank or case.n
     unknowns = case.n * (min(rank, victim.evidence.input.size) + 2)
     equations = case.hidden[0] * (rank + 2)
-    certificate = getattr(found, "certificate", None)
+    certificate = found.certificate
+    # Measured from the weights alone, and what the recipe's own recursion leaves of the initial weights.
+    kappa, recursion = decay_factor(victim.evidence).weight, simulated_decay(victim.evidence.recipe)
     return {
         "attack": attack.name,
         "case": f"{case.data} {'x'.join(map(str, case.hidden))} {case.activation}",
@@ -142,6 +147,8 @@ def run(case: Case, options: argparse.Namespace) -> Row:
         "misfit": found.misfit,
         "relative_change": victim.relative_change(),
         "rank": found.rank,
+        "kappa": kappa,
+        "kappa_error": None if recursion is None else abs(kappa - recursion),
         "train_steps": victim.trained.steps,
         "train_loss": victim.trained.loss,
         "limited_by": limit(at_truth, unknowns, equations, matches.train.count, case.n),

@@ -96,13 +96,13 @@ def decay_factor(evidence: Evidence) -> Decay:
         measured = _measure(evidence)
         if measured is not None:
             return measured
-    known = _simulated(evidence.recipe)
+    known = simulated_decay(evidence.recipe)
     if known is not None:
         return Decay(known, known, "computed from the recipe's learning rate, weight decay and steps")
     return Decay(1.0, 1.0, "assumed: no weight decay (it could not be measured, and the recipe gives none)")
 
 
-def _simulated(recipe: Recipe) -> float | None:
+def simulated_decay(recipe: Recipe) -> float | None:
     """Kappa of torch.optim.SGD on a parameter without gradient, by its scalar recursion."""
     if recipe.weight_decay == 0.0:
         return 1.0
