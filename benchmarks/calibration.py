@@ -173,7 +173,10 @@ def plot(trials: Sequence[Trial], path: Path) -> None:
     bins = torch.logspace(-3, 5, 40).tolist()
     for name, which in (("matched", matched), ("not matched", ~matched)):
         left.hist(
-            score[which].clamp_min(1e-3).tolist(), bins=bins, alpha=0.6, label=f"{name} ({int(which.sum())})"
+            score[which].clamp_min(1.01e-3).tolist(),
+            bins=bins,
+            alpha=0.6,
+            label=f"{name} ({int(which.sum())})",
         )
     left.axvline(certificates.MIN_SCORE, color="black", lw=1)
     left.set(xscale="log", xlabel="held-out score (values below 0.001 at 0.001)", ylabel="candidates")

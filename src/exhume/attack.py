@@ -153,7 +153,14 @@ class SpanAttack:
         certificate = None
         if parts is not None:
             fit, held = (self._objective(evidence, ground, part).equation for part in parts)
-            certificate = certify(fit, held, ground.space, point.z, final.point.z)
+            certificate = certify(
+                fit,
+                held,
+                ground.space,
+                point.z,
+                final.point.z,
+                calibrated=evidence.chain is not None and evidence.chain.activation == "relu",
+            )
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
 
     def _find(

@@ -17,6 +17,10 @@ MAX_DRIFT = 0.15
 ERROR_SCALE = 0.16
 FALSE_RATE = 0.05  # upper end of the 95% interval on those victims
 
+UNCALIBRATED = (
+    "The thresholds were set on ReLU networks; on other activations some certified candidates are blurred samples,"
+    " with relative errors of 0.3 to 0.6."
+)
 NOTES = (
     "A fifth of the hidden units took no part in search and fit; a certified candidate is needed to predict them.",
     "The error of a candidate is an estimate from the strength of that need, not a bound.",
@@ -57,7 +61,9 @@ class Certificate:
         return replace(self, score=score, drift=drift, error_estimate=error, certified=certified)
 
 
-def certify(fit: Bound, held: Bound, space: Space, found: Tensor, final: Tensor) -> Certificate:
+def certify(
+    fit: Bound, held: Bound, space: Space, found: Tensor, final: Tensor, calibrated: bool
+) -> Certificate:
     """Judge candidates by equations that neither search nor fit has seen.
 
     Args:
@@ -66,6 +72,7 @@ def certify(fit: Bound, held: Bound, space: Space, found: Tensor, final: Tensor)
         space: where the candidates live.
         found: coordinates of the candidates as found on `fit` [m, q].
         final: their coordinates after the final fit on all equations [m, q].
+        calibrated: whether the network is of a kind that the thresholds were set on.
     """
     score, held_out = held_out_rise(fit, held, found)
     before, after = space.expand(found), space.expand(final)
@@ -78,7 +85,7 @@ def certify(fit: Bound, held: Bound, space: Space, found: Tensor, final: Tensor)
         certified=certified,
         held_out=held_out,
         false_rate=FALSE_RATE,
-        notes=NOTES,
+        notes=NOTES if calibrated else (*NOTES, UNCALIBRATED),
     )
 
 

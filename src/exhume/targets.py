@@ -185,9 +185,11 @@ def _arrays(path: Path) -> dict[str, np.ndarray]:
             names = archive.files
             arrays = {name: archive[name] for name in ("x", "y") if name in names}
     except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
+        # Only the first sentence: numpy goes on to advise unpickling.
+        reason = str(error).split(". ")[0].rstrip(".")
         raise TargetError(
-            f"{path} must be an npz file of numeric arrays x and y, but cannot be read as"
-            " one; save it with numpy.savez"
+            f"{path} must be an npz file of numeric arrays x and y, but cannot be read ({reason});"
+            " save it with numpy.savez"
         ) from error
     if "x" not in arrays:
         raise TargetError(
