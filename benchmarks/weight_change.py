@@ -168,7 +168,7 @@ def main() -> None:
             rows.append(run(replace(case, seed=seed), options))
             console.print(f"seed {seed} done in {rows[-1]['seconds']:.1f} s", highlight=False)
     except DataUnavailable as missing:
-        console.print(f"Skipped: {missing}")
+        console.print(f"Skipped: {missing}", markup=False)
         return
     show("Recovered from the change of weights", rows, COLUMNS)
     for key in ("matched_train", "close_train", "matched_control", "seconds"):
