@@ -22,7 +22,7 @@ from exhume.objective import Objective, Point
 from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
 from exhume.survey import Ground, survey
-from exhume.terms import Box
+from exhume.terms import Box, Term
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,6 +84,7 @@ class SpanAttack:
         restart: random starts, where the column equation does not apply.
         samples: number of samples, if known; the rank of the first-layer change serves otherwise.
         box: weight of the penalty on features outside their range.
+        priors: further penalties.
         repairs: times that candidates which fail the column equation are replaced after the joint fit.
         held_out: share of the hidden units left out of search and fit, and predicted for the certificate.
         sharpness: slopes of the smoothed ReLU, in units of one over the typical pre-activation.
@@ -97,6 +98,7 @@ class SpanAttack:
     restart: MultiStart = MultiStart()
     samples: int | None = None
     box: float = 1e-2
+    priors: tuple[Term, ...] = ()
     repairs: int = 2
     held_out: float = 0.2
     sharpness: tuple[float, ...] = (6.0, 10.0, 16.0)
@@ -211,7 +213,7 @@ class SpanAttack:
 
     def _objective(self, evidence: Evidence, ground: Ground, part: Part | None) -> Objective:
         box = evidence.input.box()
-        terms = () if box is None or self.box == 0 else (Box(*box, self.box),)
+        terms = self.priors if box is None or self.box == 0 else (*self.priors, Box(*box, self.box))
         equation = self.equation.bind(evidence, ground.space, ground.decay, part=part)
         if equation.energy == 0:
             raise MissingEvidence(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from exhume.spaces import Space
@@ -62,3 +63,40 @@ class Box:
 
     def _active(self, u: Tensor) -> Tensor:
         return ((u > self.high) | (u < self.low)).to(u.dtype)
+
+
+@dataclass(frozen=True)
+class Smooth:
+    """Mean squared difference of neighbouring pixels.
+
+    weight * |D u|^2 / d,  D the horizontal and vertical differences of each channel
+
+    Args:
+        shape: shape of one model input, [c, h, w] or [h, w].
+        weight: multiplier.
+    """
+
+    shape: tuple[int, ...]
+    weight: float
+
+    def _differences(self, u: Tensor) -> Tensor:
+        image = u.view(*u.shape[:-1], *self.shape)
+        return torch.cat(
+            [image.diff(dim=-1).flatten(u.dim() - 1), image.diff(dim=-2).flatten(u.dim() - 1)], -1
+        )
+
+    def value(self, u: Tensor) -> Tensor:
+        """Penalty of each candidate [m]."""
+        return self.weight / u.shape[-1] * self._differences(u).square().sum(-1)
+
+    def curvature(self, u: Tensor, space: Space) -> Tensor:
+        """The Hessian, the same for every candidate."""
+        basis = torch.eye(space.size, dtype=u.dtype) if space.basis is None else space.basis
+        moved = self._differences(basis)
+        return (2 * self.weight / space.size * (moved @ moved.T)).expand(len(u), -1, -1)
+
+    def curvature_product(self, u: Tensor, space: Space, direction: Tensor) -> Tensor:
+        """The Hessian times a direction, through D and its transpose."""
+        moved = direction if space.basis is None else direction @ space.basis
+        differences, transpose = torch.func.vjp(self._differences, moved)[:2]
+        return 2 * self.weight / space.size * space.coordinates(transpose(differences)[0])
