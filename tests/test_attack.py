@@ -7,6 +7,7 @@ import io
 import math
 import pickle
 import random
+from dataclasses import replace
 from functools import cache
 
 import numpy as np
@@ -370,7 +371,7 @@ def test_every_registry_line_is_filled_in(name):
     entry = ATTACKS[name]
     assert all((entry.paper, entry.needs, entry.models))
     assert entry.preset(None).samples is None
-    assert entry.preset(5) == entry.preset(None).with_samples(5)
+    assert entry.preset(5) == replace(entry.preset(None), samples=5)
 
 
 # --- survey ------------------------------------------------------------------------------------------------

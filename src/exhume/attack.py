@@ -307,7 +307,3 @@ class SpanAttack:
             certificate=None if certificate is None else certificate.take(order),
             expected=self.samples,
         )
-
-    def with_samples(self, samples: int | None) -> SpanAttack:
-        """The same attack for a stated number of samples."""
-        return replace(self, samples=samples)

@@ -1,10 +1,9 @@
-"""Candidates: guessed samples with their multipliers; immutable, every function returns new ones."""
+"""Candidates: guessed samples with their multipliers; immutable."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 
@@ -24,12 +23,3 @@ class Candidates:
 
     def __len__(self) -> int:
         return len(self.x)
-
-    def take(self, index: Tensor) -> Candidates:
-        """Return the candidates at `index` (integer or boolean [m])."""
-        return Candidates(self.x[index], self.coef[index], self.label[index])
-
-    @classmethod
-    def concatenate(cls, parts: list[Candidates]) -> Candidates:
-        """Join several sets of candidates."""
-        return cls(*(torch.cat([getattr(p, k) for p in parts]) for k in ("x", "coef", "label")))
