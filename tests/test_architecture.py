@@ -19,7 +19,7 @@ ABOVE = {  # the attacker's side of the firewall: these names, and every module 
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",
-    "inspection", "planted",
+    "inspection", "planted", "display",
 }  # fmt: skip
 HEAVY = ("matplotlib", "torchmetrics", "sklearn", "skimage", "mlxtend", "pandas")
 

@@ -15,7 +15,7 @@ from exhume.spaces import Space
 MIN_SCORE = 1.0
 MAX_DRIFT = 0.15
 ERROR_SCALE = 0.16
-FALSE_RATE = 0.05  # upper end of the 95% interval on those victims
+FALSE_RATE = 0.04  # upper end of the 95% interval on those victims
 
 UNCALIBRATED = (
     "The thresholds were set on ReLU networks; on other activations some certified candidates are blurred samples,"

@@ -17,16 +17,14 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from exhume import audit as audits
 from exhume import demo as demos
 from exhume import report
-from exhume.checkpoints import load_state
 from exhume.clock import Observer
+from exhume.display import show_checkpoint, show_inspection, summarise
 from exhume.errors import ExhumeError, TargetError
-from exhume.inspection import Inspection
 from exhume.inspection import inspect as inspect_evidence
 from exhume.presets import ATTACKS
 from exhume.report.data import Report
@@ -109,13 +107,13 @@ def inspect(
 ) -> None:
     """Say what the weights reveal and which attacks apply."""
     if target.suffix != ".toml":
-        _inspect_checkpoint(target, as_json, trust_pickle)
+        show_checkpoint(target, as_json, trust_pickle)
         return
     found = inspect_evidence(read_target(target).evidence(trust_pickle=trust_pickle))
     if as_json:
         print(json.dumps(asdict(found), allow_nan=False))
     else:
-        _show_inspection(found)
+        show_inspection(found)
 
 
 @app.command()
@@ -256,14 +254,14 @@ def _run(
         console.print("The report of the same weights, rows and settings is finished; it is kept.")
         if as_json:
             print(told.to_json())
-        _summarise(told, folder / "report.html", console)
+        summarise(told, folder / "report.html", console)
         return 0 if told.verdict is None else EXIT_CODES[told.verdict]
     with _progress(console) as observer:
         outcome = audits.run(evidence, plan, truth, observer, command=shlex.join(sys.argv))
     page = report.write(folder, outcome.report, outcome.found, truth=truth, include_images=include_images)
     if as_json:
         print(outcome.report.to_json())
-    _summarise(outcome.report, page, console)
+    summarise(outcome.report, page, console)
     return 0 if outcome.verdict is None else outcome.verdict.exit_code
 
 
@@ -301,63 +299,6 @@ def _progress(console: Console) -> Iterator[Observer]:
             yield show
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _summarise(told: Report, page: Path, console: Console) -> None:
-    table = Table("attack", "candidates", "train", "control", "random", "seconds", "status")
-    for one in told.attacks:
-        groups = None if one.matched is None else (one.matched.train, one.matched.control, one.matched.random)
-        counts = ["-"] * 3 if groups is None else [f"{g.count}/{g.n} ({g.close} close)" for g in groups]
-        spent = "-" if one.seconds is None else f"{one.seconds:.1f}"
-        table.add_row(one.name, str(one.candidates), *counts, spent, escape(one.error or one.status))
-    console.print(table)
-    if told.verdict is not None:
-        console.print(f"Verdict: {told.verdict}", markup=False)
-    for reason in told.reasons:
-        console.print(f"- {reason}", markup=False, highlight=False)
-    console.print(f"Report: {page}")
-
-
-def _show_inspection(found: Inspection) -> None:
-    console = Console()
-    layers = Table("parameter", "shape", "numbers")
-    for name, shape, count in found.layers:
-        layers.add_row(escape(name), str(list(shape)), f"{count:,}")
-    console.print(layers)
-    activation = found.activation or "not a plain dense network"
-    console.print(
-        f"{found.parameters:,} parameters ({found.dtype}), input {list(found.input_shape)}, {found.outputs} outputs,"
-        f" activation: {activation}",
-        highlight=False,
-    )
-    for sentence in found.findings:
-        console.print(f"- {sentence}", markup=False, highlight=False)
-    table = Table("attack", "applies", "how, or what is missing")
-    for one in found.attacks:
-        table.add_row(one.name, "yes" if one.applies else "no", escape(one.reason))
-    console.print(table)
-
-
-def _inspect_checkpoint(path: Path, as_json: bool, trust_pickle: bool) -> None:
-    """A bare checkpoint: shapes only, and what a target file would add."""
-    state = load_state(path, trust_pickle=trust_pickle)
-    rows = [
-        {"name": k, "shape": list(p.shape), "dtype": str(p.dtype).removeprefix("torch.")}
-        for k, p in state.items()
-    ]
-    if as_json:
-        print(json.dumps({"tensors": rows, "parameters": sum(p.numel() for p in state.values())}))
-        return
-    console = Console()
-    table = Table("tensor", "shape", "dtype")
-    for row in rows:
-        table.add_row(escape(str(row["name"])), str(row["shape"]), str(row["dtype"]))
-    console.print(table)
-    console.print(f"{sum(p.numel() for p in state.values()):,} numbers.", highlight=False)
-    console.print(
-        "A target file that names the architecture, the input shape and, if you have them, the initial weights"
-        " tells which attacks apply; `exhume.snapshot` writes one."
-    )
 
 
 if __name__ == "__main__":
