@@ -312,3 +312,13 @@ def test_smoothing_tends_to_relu():
     gaps = [float((phi.smoothed(beta).fn(u) - F.relu(u)).abs().max()) for beta in (1.0, 10.0, 100.0)]
     assert gaps[0] > 5 * gaps[1] > 25 * gaps[2]
     assert gaps[2] <= 0.7 / 100  # log 2 over beta
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_units_that_never_change_sign_do_not_hide_a_relu(seed):
+    """Deep in a narrow net whole layers stay positive on the probe, where ReLU and identity agree."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        layers = [layer for _ in range(12) for layer in (nn.Linear(6, 6), nn.ReLU())][:-1]
+        chain = recognise(nn.Sequential(*layers), SHAPE)
+    assert chain is not None and names(chain) == ("relu",) * 11 + ("identity",)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -115,7 +116,9 @@ def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:
     normalisation layer or a scaling makes the answer None.
     """
     twin = copy.deepcopy(model).cpu().eval().double()
-    u = 3 * torch.randn(64, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = torch.randn(64, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    # Large inputs too, or a clip (ReLU6) that the probe does not reach would pass for a ReLU.
+    u = torch.cat([scale * u for scale in (3, 90, 3000)])
     calls: list[tuple[nn.Linear, Tensor, Tensor]] = []
 
     def record(layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -136,23 +139,19 @@ def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:
     if any(a.dim() != 2 for _, a, _ in calls) or not torch.equal(calls[0][1], u.flatten(1)):
         return None
 
-    choices = _elementwise_choices(twin)
-    activations = []
-    for before, after in zip(calls, [a for _, a, _ in calls[1:]] + [out.reshape(len(out), -1)], strict=True):
-        matching = (phi for phi in choices if _explains(phi, before[2], after))
-        phi = next(matching, None)
-        if phi is None:
-            return None
-        activations.append(phi)
+    befores = [output for _, _, output in calls]
+    afters = [a for _, a, _ in calls[1:]] + [out.reshape(len(out), -1)]
+    activations = _consistent(_elementwise_choices(twin), befores, afters)
+    if activations is None:
+        return None
     names = {id(p): name for name, p in params.items()}
     chain = DenseChain(
         weights=tuple(names[id(layer.weight)] for layer in linears),
         biases=tuple(None if layer.bias is None else names[id(layer.bias)] for layer in linears),
-        activations=tuple(activations),
+        activations=activations,
     )
     with torch.no_grad():
-        # Large inputs too, or a clip (ReLU6) that the probe does not reach would pass for a ReLU.
-        return chain if all(_computes(chain, params, twin, scale * u) for scale in (1, 30, 1000)) else None
+        return chain if _same(chain.forward(params, u), out.reshape(len(out), -1)) else None
 
 
 def _elementwise_choices(model: nn.Module) -> list[Activation]:
@@ -168,6 +167,25 @@ def _own(module: nn.Module) -> Activation:
     return Activation(type(module).__name__.lower() + "*", lambda u: module(u.clone()))
 
 
+def _consistent(
+    choices: list[Activation], befores: list[Tensor], afters: list[Tensor]
+) -> tuple[Activation, ...] | None:
+    """The activation after each layer, or None where none explains one.
+
+    Units that are never negative pass for linear: where several choices explain a hidden layer, the one that
+    explains the most hidden layers is taken.
+    """
+    explained = [
+        [k for k, phi in enumerate(choices) if _explains(phi, before, after)]
+        for before, after in zip(befores, afters, strict=True)
+    ]
+    if not all(explained):
+        return None
+    votes = Counter(k for ks in explained[:-1] for k in ks)
+    hidden = [max(ks, key=lambda k: (votes[k], -k)) for ks in explained[:-1]]
+    return tuple(choices[k] for k in (*hidden, explained[-1][0]))
+
+
 def _explains(phi: Activation, before: Tensor, after: Tensor) -> bool:
     """Whether phi maps `before` to `after`, each entry for itself (a softmax does not)."""
     try:
@@ -175,10 +193,6 @@ def _explains(phi: Activation, before: Tensor, after: Tensor) -> bool:
     except RuntimeError:  # a layer that wants its own number of units
         return False
     return _same(value, after) and _same(apart, value.reshape(-1, 1))
-
-
-def _computes(chain: DenseChain, params: Mapping[str, Tensor], model: nn.Module, u: Tensor) -> bool:
-    return _same(chain.forward(params, u), model(u.clone()).reshape(len(u), -1))
 
 
 def _same(a: Tensor, b: Tensor) -> bool:
