@@ -38,7 +38,7 @@ def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Grou
 
     Args:
         evidence: what is known.
-        radius: allowed norms of a model input, relative to the estimated norm.
+        radius: allowed norms of a model input, relative to the smaller and the larger estimate of it.
     """
     decay = decay_factor(evidence)
     notes = [f"kappa = {decay.weight:.6g} for weights, {decay.bias:.6g} for biases ({decay.source})"]
@@ -62,19 +62,34 @@ def survey(evidence: Evidence, radius: tuple[float, float] = (0.2, 5.0)) -> Grou
             )
         else:
             notes.append(f"the first-layer change has rank {first.rank}: at least {first.rank} samples")
-    space, norm = full(size), first.norm if first is not None else None
+    space, norms = full(size), None if first is None or first.norm is None else (first.norm,) * 3
     if first is not None and not first.flat and not first.full:
-        space = first.space
+        space, norms = first.space, _norms(first)
     box = spec.box()
     if spec.sample_norm is not None:
         norm, space = spec.sample_norm, space.within((spec.sample_norm, spec.sample_norm))
         notes.append(f"every model input has norm {norm:g}, as the target says")
-    elif norm is not None:
-        space = space.within((radius[0] * norm, radius[1] * norm))
-        notes.append(f"model inputs have norms between {radius[0] * norm:.3g} and {radius[1] * norm:.3g}")
+    elif norms is not None:
+        low, norm, high = radius[0] * norms[0], norms[1], radius[1] * norms[2]
+        space = space.within((low, high))
+        notes.append(f"model inputs have norms between {low:.3g} and {high:.3g}")
     else:
         norm = size**0.5 if box is None else 0.5 * float((box[1] - box[0]).norm())
         notes.append(f"a typical model input has norm {norm:.3g}")
     if box is not None:
         notes.append(f"features lie between {spec.low:g} and {spec.high:g}")
     return Ground(decay, first, space, norm, tuple(notes))
+
+
+def _norms(first: FirstLayer) -> tuple[float, float, float] | None:
+    """The smaller, the likely and the larger estimate of the norm of a model input; None without biases.
+
+    |DW_1| / |Db_1| is exact where the samples' signals are orthogonal, and far off where they cancel (nearly linear
+    nets). sqrt(r) times the distance of the samples' affine space from zero is exact where the samples themselves
+    are orthogonal, and too small where they point apart.
+    """
+    if first.norm is None or first.space.origin is None:
+        return None if first.norm is None else (first.norm,) * 3
+    signals, samples = first.norm, first.rank**0.5 * float(first.space.origin.norm())
+    likely = min(max(signals, samples), 2.5 * samples)
+    return min(signals, samples), likely, max(likely, samples)
