@@ -129,19 +129,20 @@ class BoundDynamics:
         return self._forward(self._run(unknowns), tangents)[0]
 
     def jacobian(self, unknowns: Unknowns) -> Tensor:
-        """Derivative of the residual by the coordinates, [P, m q], as many columns at once as `memory` holds.
+        """Derivative of the residual by the coordinates, [P, m q], a few columns at a time; for small problems.
 
         Raises:
             ExhumeError: the run diverges.
         """
         run, axes = self._run(unknowns), torch.eye(unknowns.z.numel(), dtype=torch.float64)
-        # Two states of tangents and what one step makes on its way: about eight vectors of length P each.
-        chunk = max(1, self.memory // (8 * 8 * self.equations))
-        columns = [
-            self._forward(run, Tangents(self.net.push(part.view(-1, *unknowns.z.shape))))
-            for part in axes.split(chunk)
-        ]
-        return torch.cat(columns).T
+        # Two states of tangents and what a step makes on its way are about eight vectors of length P for each
+        # column; more than a few columns leave the caches and are slower.
+        chunk = max(1, min(16, self.memory // (8 * 8 * self.equations)))
+        found = torch.empty(self.equations, len(axes), dtype=torch.float64)
+        for columns, part in zip(found.split(chunk, 1), axes.split(chunk), strict=True):
+            tangents = Tangents(self.net.push(part.view(-1, *unknowns.z.shape)))
+            columns.copy_(self._forward(run, tangents).T)
+        return found
 
     def vjp(self, unknowns: Unknowns, cotangent: Tensor) -> Unknowns:
         """Transpose of `jvp` applied to a cotangent [P].
