@@ -415,7 +415,7 @@ def test_states_come_back_in_reverse_from_few_checkpoints(steps, slots):
     alive.add(start)
     seen = [(t, state.value) for t, state in backwards(start, steps, slots, step)]
     assert seen == [(t, t) for t in range(steps, -1, -1)]
-    assert most <= slots + 3  # the state at work, its successor, and what the consumer still holds
+    assert most <= slots + 3  # the state at work, its successor, and what the loop here still holds
     if slots > steps:
         assert made == steps
     if slots == 8:

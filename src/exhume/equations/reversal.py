@@ -26,18 +26,17 @@ def backwards(
     """
     held = [(0, start)]
     for wanted in range(steps, -1, -1):
-        t, state = held[-1]
-        while t < wanted:
+        while (t := held[-1][0]) < wanted:
             free = slots - len(held)
-            stop = min(t + _stride(wanted - t + 1, free), wanted) if free else wanted
-            for s in range(t, stop):
-                state = step(s, state)
-            t = stop
-            if free:
-                held.append((t, state))
-        yield wanted, state
-        if held[-1][0] == wanted:
-            held.pop()
+            stop = min(t + _stride(wanted - t + 1, free), wanted) if free > 0 else wanted
+            held.append((stop, _advance(step, held[-1][1], t, stop)))
+        yield held.pop()
+
+
+def _advance(step: Callable[[int, State], State], state: State, begin: int, end: int) -> State:
+    for t in range(begin, end):
+        state = step(t, state)
+    return state
 
 
 def _stride(length: int, free: int) -> int:
