@@ -437,13 +437,23 @@ def test_a_run_that_diverges_keeps_its_last_finite_weights_and_says_so(kind):
     assert f"step {found.steps + 1} of 99" in found.reason
     assert bool(torch.isfinite(flat(found.end)).all())
     assert bool(torch.isfinite(bound.residual(at)).all())
-    shorter = replace(bound, steps=found.steps).simulate(at)
-    assert not shorter.diverged
-    assert torch.equal(flat(shorter.end), flat(found.end))
-    assert bound.value(at, Squared()) == torch.inf
-    value, slope = bound.gradient(at, Squared())
-    assert value == torch.inf
-    assert all(not bool(getattr(slope, name).any()) for name in NAMES)
+    edge = replace(bound, steps=found.steps)  # finite weights of a size that their squares are not
+    assert not edge.simulate(at).diverged
+    assert torch.equal(flat(edge.simulate(at).end), flat(found.end))
+    for equation, discrepancy in (
+        (bound, Squared()),
+        (bound, Cosine()),
+        (edge, Squared()),
+        (edge, Whitened()),
+    ):
+        assert equation.value(at, discrepancy) == torch.inf
+        value, slope = equation.gradient(at, discrepancy)
+        assert value == torch.inf
+        assert all(not bool(getattr(slope, name).any()) for name in NAMES)
+    assert 0 <= edge.value(at, Cosine()) <= 2
+    value, slope = edge.gradient(at, Cosine())
+    assert value >= 0
+    assert all(bool(torch.isfinite(getattr(slope, name)).all()) for name in NAMES)
     cotangent = draw(bound.equations)
     for derivative in (
         lambda: bound.vjp(at, cotangent),

@@ -39,10 +39,12 @@ class Cosine:
 
     def value(self, change: Change, target: Change) -> Tensor:
         """One minus the cosine; a flat 1 where nothing changed, since no direction is better there."""
-        inner, size = _inner(change, target), _inner(change, change)
-        if float(size.detach()) == 0:
-            return 1 - 0 * inner
-        return 1 - inner / (size.sqrt() * _inner(target, target).sqrt())
+        largest = max(float(change[k].detach().abs().max()) for k in target)
+        if largest == 0:
+            return 1 - 0 * _inner(change, target)
+        scaled = {k: change[k] / largest for k in target}  # whose squares neither overflow nor vanish
+        size = _inner(scaled, scaled).sqrt() * _inner(target, target).sqrt()
+        return 1 - _inner(scaled, target) / size
 
 
 @dataclass(frozen=True)

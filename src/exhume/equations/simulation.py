@@ -154,25 +154,28 @@ class BoundDynamics:
         return self._collect(run, self._sweep(run, cotangent))
 
     def value(self, unknowns: Unknowns, discrepancy: Discrepancy) -> float:
-        """Discrepancy of the simulated change from the true one; infinite if the run diverges."""
+        """Discrepancy of the simulated change from the true one; infinite if the run or the number overflows."""
         found = self.simulate(unknowns)
-        if found.diverged:
-            return math.inf
         change = {k: p - self.net.init[k] for k, p in found.end.items()}
-        return float(discrepancy.value(change, self._target()))
+        value = float(discrepancy.value(change, self._target()))
+        return math.inf if found.diverged or not math.isfinite(value) else value
 
     def gradient(self, unknowns: Unknowns, discrepancy: Discrepancy) -> tuple[float, Unknowns]:
-        """The discrepancy and its gradient, by one run and one sweep back; (inf, zeros) if the run diverges."""
+        """The discrepancy and its gradient, by one run and one sweep back; (inf, zeros) if any of it overflows."""
         run = self._run(unknowns)
         states = self._states(run)
         _, end = next(states)
-        if not bool(torch.isfinite(end.theta).all()):
-            return math.inf, self._collect(run, iter(()))
         with torch.enable_grad():
             leaf = (end.theta - flatten(self.net.init, self.shapes)).requires_grad_()
             value = discrepancy.value(unflatten(leaf, self.shapes), self._target())
             cotangent = torch.autograd.grad(value, leaf)[0]
-        return float(value.detach()), self._collect(run, _back(run, states, end, cotangent))
+        overflow = math.inf, self._collect(run, iter(()))
+        if not bool(torch.isfinite(torch.cat([value.detach()[None], end.theta, cotangent])).all()):
+            return overflow
+        found = self._collect(run, _back(run, states, end, cotangent))
+        parts = (found.z, found.label, found.lr, found.momentum, found.weight_decay)
+        finite = all(bool(torch.isfinite(part).all()) for part in parts)
+        return (float(value.detach()), found) if finite else overflow
 
     def potential(self, unknowns: Unknowns, cotangent: Tensor) -> Callable[[Tensor], Tensor]:
         """First variation of <cotangent, theta_T> in each candidate, with path and adjoint frozen.
