@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -23,6 +24,8 @@ from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
 from exhume.survey import Ground, survey
 from exhume.terms import Box, Term
+
+WITNESS = 5000  # added to the seed for the independent search
 
 
 @dataclass(frozen=True, eq=False)
@@ -69,6 +72,25 @@ class Reconstruction:
     def x(self) -> Tensor:
         """Guessed samples in the owner's units, [m, *shape]."""
         return self.candidates.x
+
+
+@dataclass(frozen=True, eq=False)
+class Search:
+    """One search on one part of the equations.
+
+    Args:
+        point: the candidates after their joint fit.
+        distinct: number of candidates that add a signal of their own; 0 where signals were not used.
+        runs: every solution on the way.
+        how: how it went, as a sentence.
+        parts: the equations used and those left out, or None if all were used.
+    """
+
+    point: Point
+    distinct: int
+    runs: tuple[Solution[Point], ...]
+    how: str
+    parts: tuple[Part, Part] | None
 
 
 @dataclass(frozen=True)
@@ -139,10 +161,15 @@ class SpanAttack:
         clock = Clock(budget, observer)
         ground = survey(evidence)
         notes = list(ground.notes)
-        parts = split(evidence, self.equation.layers, self.held_out, seed)
-        fitted = None if parts is None else parts[0]
-        point, runs, how = self._find(evidence, ground, fitted, torch.Generator().manual_seed(seed), clock)
-        notes.append(how)
+        # Two searches from other starts on other equations: the better one is reported, the other bears witness.
+        searches = [
+            self._find(evidence, ground, split(evidence, self.equation.layers, self.held_out, s), s, part)
+            for s, part in ((seed, clock.part(0.5)), (seed + WITNESS, clock))
+            if s == seed or not clock.expired
+        ]
+        found = max(searches, key=lambda search: (search.distinct, -search.point.loss))
+        point = found.point
+        notes.append(found.how)
         if ground.reduced and ground.first is not None and len(point.z) < ground.first.rank:
             notes.append(
                 f"{len(point.z)} candidates were found, fewer than the {ground.first.rank} samples there must be"
@@ -153,32 +180,29 @@ class SpanAttack:
             everything, point.z, lambda loss: clock.tick("final fit", loss)
         )
         certificate = None
-        if parts is not None:
-            fit, held = (self._objective(evidence, ground, part).equation for part in parts)
-            certificate = certify(
-                fit,
-                held,
-                ground.space,
-                point.z,
-                final.point.z,
-                calibrated=evidence.chain is not None and evidence.chain.activation == "relu",
-            )
+        if found.parts is not None:
+            fit, held = (self._objective(evidence, ground, part).equation for part in found.parts)
+            others = [ground.space.expand(search.point.z) for search in searches if search is not found]
+            if ground.reduced and ground.first is not None:
+                others.append(ground.first.exclusive)
+            witnesses = torch.cat([point.z.new_zeros(0, evidence.input.size), *others])
+            certificate = certify(evidence, fit, held, point.z, everything, final.point, witnesses)
+        runs = [run for search in searches for run in search.runs]
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
 
     def _find(
-        self, evidence: Evidence, ground: Ground, part: Part | None, generator: torch.Generator, clock: Clock
-    ) -> tuple[Point, list[Solution[Point]], str]:
-        """Search and joint fit on a part of the equations; also says how the search went, as a sentence."""
+        self, evidence: Evidence, ground: Ground, parts: tuple[Part, Part] | None, seed: int, clock: Clock
+    ) -> Search:
+        """Search and joint fit on the first part of the equations, or on all."""
+        generator = torch.Generator().manual_seed(seed)
+        part = None if parts is None else parts[0]
         objective = self._objective(evidence, ground, part)
         smooth = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
         if self.column is not None and ground.reduced and smooth:
             found, runs = self._one_at_a_time(evidence, ground, part, objective, generator, clock)
             if found is not None:
-                return (
-                    found,
-                    runs,
-                    "samples were sought one at a time in the column space of the first-layer change",
-                )
+                how = "samples were sought one at a time in the column space of the first-layer change"
+                return Search(found[2], found[0], tuple(runs), how, parts)
         expected = self.samples or (ground.first.rank if ground.first is not None else 0)
         if not expected:
             raise MissingEvidence(
@@ -205,7 +229,7 @@ class SpanAttack:
             lambda loss: clock.tick("joint fit", loss),
             lambda done: clock.tick(f"random start {done} of {restart.starts}", None),
         )
-        return point, runs, how
+        return Search(point, 0, tuple(runs), how, parts)
 
     def _solver(self, evidence: Evidence) -> VarPro:
         """Without structure every column of a dense Jacobian costs a pass through the model: CG from the start."""
@@ -230,8 +254,11 @@ class SpanAttack:
         objective: Objective,
         generator: torch.Generator,
         clock: Clock,
-    ) -> tuple[Point | None, list[Solution[Point]]]:
-        """Column search, joint fit, and repair of candidates that the fit spoiled or the search missed."""
+    ) -> tuple[tuple[int, float, Point] | None, list[Solution[Point]]]:
+        """Column search, joint fit, and repair of candidates that the fit spoiled or the search missed.
+
+        Returns the number of distinct samples, the negative loss and the point of the best round; and all solutions.
+        """
         assert self.column is not None and ground.first is not None
         column, first, space = self.column, ground.first, ground.space
         units = None if part is None else part.units
@@ -269,7 +296,7 @@ class SpanAttack:
             if clock.expired or (bool(kept.all()) and missing == 0):
                 break
             known = point.z[kept]
-        return None if best is None else best[2], runs
+        return best, runs
 
     def _report(
         self,
@@ -277,7 +304,7 @@ class SpanAttack:
         ground: Ground,
         objective: Objective,
         final: Solution[Point],
-        runs: list[Solution[Point]],
+        runs: Sequence[Solution[Point]],
         certificate: Certificate | None,
         notes: list[str],
         seed: int,

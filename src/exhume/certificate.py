@@ -8,22 +8,26 @@ import torch
 from torch import Tensor
 
 from exhume.equations.base import Bound
+from exhume.evidence import Evidence, Recipe
 from exhume.linalg import gram_solver
-from exhume.spaces import Space
+from exhume.moves.prune import merge
+from exhume.objective import Objective, Point
 
-# Set on the "fit" victims of benchmarks/calibration.py and frozen; see docs/certificate.md.
-MIN_SCORE = 1.0
-MAX_DRIFT = 0.15
-ERROR_SCALE = 0.16
-FALSE_RATE = 0.04  # upper end of the 95% interval on those victims
+# Fitted to the "fit" victims of benchmarks/calibration.py and frozen; see docs/certificate.md.
+# log odds = ODDS . (1, log score, log deviation, log agreement)
+# log error = ERROR . (1, log deviation, log agreement)
+ODDS = (-3.0, 0.25, -0.8, -1.5)
+ERROR = (-0.3, 0.5, 0.25)
+MIN_PROBABILITY = 0.85
+FALSE_RATE = 0.03  # upper end of the 95% interval on those victims
+UNKNOWN = 0.3  # stands for a deviation or an agreement that was not computed: as large as a match may be
+SAME = 0.1  # relative distance below which two candidates are one
+SLACK = 0.5  # how far training on squared loss may overshoot a label
 
-UNCALIBRATED = (
-    "The thresholds were set on ReLU networks; on other activations some certified candidates are blurred samples,"
-    " with relative errors of 0.3 to 0.6."
-)
 NOTES = (
-    "A fifth of the hidden units took no part in search and fit; a certified candidate is needed to predict them.",
-    "The error of a candidate is an estimate from the strength of that need, not a bound.",
+    "A fifth of the hidden units took no part in search and fit; a certified candidate is needed to predict them,"
+    " pinned down by the equations, and found again by an independent search.",
+    "The error of a candidate is an estimate from the same three numbers, not a bound.",
 )
 
 
@@ -33,16 +37,20 @@ class Certificate:
 
     Args:
         score: rise of the held-out residual without the candidate, relative to that residual [m].
-        drift: relative distance that the final fit on all equations moved the candidate [m].
+        deviation: relative standard deviation of the candidate, given what the held-out equations miss [m].
+        agreement: relative distance to the nearest sample of an independent search [m].
+        probability: calibrated probability that the candidate matches a training sample [m].
         error_estimate: expected relative L2 error, an estimate and not a bound [m].
-        certified: score and drift pass their thresholds [m].
+        certified: whether the probability suffices, and nothing else speaks against the candidate [m].
         held_out: held-out residual over held-out energy, with all candidates.
         false_rate: share of certified candidates that were not real, on the victims that set the thresholds.
         notes: what it rests on, one sentence each.
     """
 
     score: Tensor
-    drift: Tensor
+    deviation: Tensor
+    agreement: Tensor
+    probability: Tensor
     error_estimate: Tensor
     certified: Tensor
     held_out: float
@@ -56,37 +64,78 @@ class Certificate:
 
     def take(self, index: Tensor) -> Certificate:
         """The certificate of the candidates at `index`, in that order."""
-        names = ("score", "drift", "error_estimate", "certified")
-        score, drift, error, certified = (getattr(self, name)[index] for name in names)
-        return replace(self, score=score, drift=drift, error_estimate=error, certified=certified)
+        names = ("score", "deviation", "agreement", "probability", "error_estimate", "certified")
+        score, deviation, agreement, probability, error, certified = (
+            getattr(self, name)[index] for name in names
+        )
+        return replace(
+            self,
+            score=score,
+            deviation=deviation,
+            agreement=agreement,
+            probability=probability,
+            error_estimate=error,
+            certified=certified,
+        )
 
 
 def certify(
-    fit: Bound, held: Bound, space: Space, found: Tensor, final: Tensor, calibrated: bool
+    evidence: Evidence,
+    fit: Bound,
+    held: Bound,
+    found: Tensor,
+    objective: Objective,
+    final: Point,
+    others: Tensor,
 ) -> Certificate:
     """Judge candidates by equations that neither search nor fit has seen.
 
+    log odds_i = a . (1, log score_i, log deviation_i, log agreement_i)
+
+    Certified are candidates of sufficient odds, but for copies of a better one and for those where the network's
+    output is out of the range of the labels it was trained to.
+
     Args:
+        evidence: what was attacked.
         fit: the equations the candidates were found on.
         held: the equations left out.
-        space: where the candidates live.
         found: coordinates of the candidates as found on `fit` [m, q].
-        final: their coordinates after the final fit on all equations [m, q].
-        calibrated: whether the network is of a kind that the thresholds were set on.
+        objective: all equations.
+        final: the candidates after the fit on all equations.
+        others: model inputs that were found independently [k, d]: by another search on other equations, or read
+            off neurons that a single sample activated.
     """
     score, held_out = held_out_rise(fit, held, found)
-    before, after = space.expand(found), space.expand(final)
-    drift = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
-    certified = (score > MIN_SCORE) & (drift < MAX_DRIFT)
+    u = objective.space.expand(final.z)
+    deviation = spread(objective, final, held_out) / u.norm(dim=1).clamp_min(1e-30)
+    agreement = nearest(u, others)
+    logs = features(score, deviation, agreement)
+    probability = torch.sigmoid(logs @ score.new_tensor(ODDS))
+    certified = (probability > MIN_PROBABILITY) & ~copies(u, probability) & ~implausible(evidence, u)
     return Certificate(
         score=score,
-        drift=drift,
-        error_estimate=ERROR_SCALE * score.clamp_min(1e-12).rsqrt(),
+        deviation=deviation,
+        agreement=agreement,
+        probability=probability,
+        error_estimate=(logs[:, [0, 2, 3]] @ score.new_tensor(ERROR)).exp(),
         certified=certified,
         held_out=held_out,
         false_rate=FALSE_RATE,
-        notes=NOTES if calibrated else (*NOTES, UNCALIBRATED),
+        notes=NOTES,
     )
+
+
+def features(score: Tensor, deviation: Tensor, agreement: Tensor) -> Tensor:
+    """(1, log score, log deviation, log agreement) of each candidate [m, 4], limited to where they say something."""
+    sizes = [values.nan_to_num(UNKNOWN).clamp(1e-4, 1e4) for values in (deviation, agreement)]
+    return torch.stack([torch.ones_like(score), *(v.log() for v in (score.clamp(1e-3, 1e4), *sizes))], 1)
+
+
+def copies(u: Tensor, probability: Tensor) -> Tensor:
+    """Whether each model input u [m, d] nearly coincides with a more probable one, [m]."""
+    copy = torch.ones_like(probability, dtype=torch.bool)
+    copy[merge(u, probability.argsort(descending=True), SAME)] = False
+    return copy
 
 
 def held_out_rise(fit: Bound, held: Bound, z: Tensor) -> tuple[Tensor, float]:
@@ -124,3 +173,57 @@ def held_out_rise(fit: Bound, held: Bound, z: Tensor) -> tuple[Tensor, float]:
         else [held.energy / base - 1]
     )
     return torch.tensor(rises, dtype=torch.float64), base / held.energy
+
+
+def spread(objective: Objective, point: Point, held_out: float, largest: int = 4000) -> Tensor:
+    """Standard deviation of each candidate, from its block of the inverse Hessian, [m].
+
+    sigma_i^2 = 2 rho / (P - unknowns) * trace (H^-1)_ii
+
+    with H the Hessian of the loss (relative to |t|^2) and rho the share of the held-out energy left unexplained: the
+    fitted residual would say too little, since candidates bend to it. NaN above `largest` unknowns, where H is not
+    formed.
+
+    Args:
+        objective: all equations.
+        point: the candidates.
+        held_out: rho.
+        largest: most unknowns.
+    """
+    m, q = point.z.shape
+    if m * q > largest:
+        return torch.full((m,), torch.nan, dtype=torch.float64)
+    hessian = objective.hessian(point)
+    # A direction the equations do not see makes the deviation huge, not infinite.
+    hessian.diagonal().add_(1e-10 * float(hessian.diagonal().mean()) + 1e-300)
+    factor, failed = torch.linalg.cholesky_ex(hessian)
+    if int(failed):
+        return torch.full((m,), torch.nan, dtype=torch.float64)
+    freedom = max(objective.equation.equations - point.coef.numel() - m * q, 1)
+    trace = torch.cholesky_inverse(factor).diagonal().view(m, q).sum(1)
+    return (2 * held_out / freedom * trace).sqrt()
+
+
+def nearest(u: Tensor, others: Tensor) -> Tensor:
+    """Distance of each u [m, d] to the nearest of `others` [k, d], relative to its norm; NaN for k = 0."""
+    if len(others) == 0:
+        return torch.full((len(u),), torch.nan, dtype=u.dtype)
+    return torch.cdist(u, others).amin(1) / u.norm(dim=1).clamp_min(1e-30)
+
+
+def implausible(evidence: Evidence, u: Tensor) -> Tensor:
+    """Whether the network's output at model inputs u [m, d] lies outside the range of its labels, [m].
+
+    Gradient descent on squared loss draws outputs to the labels from where they started, so an output far beyond
+    them belongs to no training sample. Without a known squared loss and labels nothing is implausible.
+    """
+    low, high = label_range(evidence.recipe)
+    f = evidence.output(u.view(-1, *evidence.input.shape))
+    return ((f < low - SLACK) | (f > high + SLACK)).any(1)
+
+
+def label_range(recipe: Recipe) -> tuple[float, float]:
+    """Smallest and largest label that squared loss was trained to, infinite where they are not known."""
+    known = {"pm1": (-1.0, 1.0), "01": (0.0, 1.0), "onehot": (0.0, 1.0)}
+    infinite = (-torch.inf, torch.inf)
+    return known.get(recipe.labels or "", infinite) if recipe.loss == "mse" else infinite

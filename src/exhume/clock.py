@@ -12,9 +12,14 @@ Observer = Callable[[str, float], bool]
 class Clock:
     """Wall time, budget and progress of one run."""
 
-    def __init__(self, budget: float | None, observer: Observer | None) -> None:
+    def __init__(self, budget: float | None, observer: Observer | None, parent: Clock | None = None) -> None:
         self.start, self.budget, self.observer = time.perf_counter(), budget, observer
-        self.stopped = False
+        self.stopped, self.parent = False, parent
+
+    def part(self, share: float) -> Clock:
+        """A clock for a part of the work, whose budget is a share of what is left."""
+        left = None if self.budget is None else share * max(self.budget - self.elapsed, 0.0)
+        return Clock(left, None, self)
 
     @property
     def elapsed(self) -> float:
@@ -24,10 +29,13 @@ class Clock:
     @property
     def expired(self) -> bool:
         """Whether the budget is spent, or the observer ended the run."""
-        return self.stopped or (self.budget is not None and self.elapsed > self.budget)
+        spent = self.budget is not None and self.elapsed > self.budget
+        return self.stopped or spent or (self.parent is not None and self.parent.expired)
 
     def tick(self, doing: str, loss: float | None) -> bool:
         """Tell the observer; return True when the budget has run out."""
+        if self.parent is not None:
+            self.parent.tick(doing, loss)
         if self.observer is not None:
             words = doing if loss is None else f"{doing}, loss {loss:.3g}"
             share = 0.0 if self.budget is None else min(self.elapsed / self.budget, 1.0)

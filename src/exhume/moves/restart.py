@@ -24,7 +24,7 @@ class MultiStart:
         share: see `prune`.
     """
 
-    starts: int = 3
+    starts: int = 2
     surplus: float = 1.5
     share: float = 0.05
 
