@@ -1,7 +1,7 @@
 """What an attack will need before it starts: memory at its peak, and the least time until it can be ended.
 
-With m candidates of q coordinates, k multipliers each (nodes times outputs), P parameters, widths w_1, ..., w_L of all
-layers, 8 bytes a number:
+With m candidates of q coordinates, k multipliers each (nodes times outputs), P parameters and widths w_1, ..., w_L of
+all layers, 8 bytes a number:
 
 weights          (nodes + 4) P                                  weights at each node, the change, its singular vectors
 column search    starts q (5 w_1 + 2 (w_2 + ... + w_L)) + 8 starts q^2      Jacobians and curvatures of one round
@@ -173,7 +173,7 @@ def available_memory(meminfo: Path = Path("/proc/meminfo")) -> float | None:
 
 
 def _size(number: float) -> str:
-    return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / 2**20:,.0f} MiB"
+    return f"{number / GIB:,.1f} GiB" if number >= GIB else f"{number / 2**20:,.1f} MiB"
 
 
 def _time(seconds: float) -> str:

@@ -15,7 +15,9 @@ from torch import Tensor
 from exhume.errors import ExhumeError
 from exhume.matching import MATCH, Truth, centre
 
-WORK = 2 * 10**12  # multiplications of one check, a minute or two on one core; 60,000 x 60,000 rows of 784 pass
+WORK = (
+    2 * 10**12
+)  # multiplications of one check, a minute or two on one core; 60,000 x 60,000 rows of 784 pass
 BLOCK = 2**22  # distances held at once, 32 MB
 
 
@@ -37,10 +39,9 @@ def comparable(truth: Truth, seed: int = 0) -> tuple[Truth, tuple[str, ...]]:
     """
     told = []
     n, k = len(truth.train), len(truth.control)
-    order = torch.arange(k)
-    if k > n:
+    order, checked = torch.arange(k), max(1, WORK // truth.train.numel())
+    if k > min(n, checked):
         order = torch.randperm(k, generator=torch.Generator().manual_seed(seed))
-    checked = max(1, WORK // truth.train.numel())
     if checked < k:
         told.append(
             f"Only {checked} of {k} control rows, drawn at random, were compared with all {n} training rows and"
@@ -82,7 +83,9 @@ def comparable(truth: Truth, seed: int = 0) -> tuple[Truth, tuple[str, ...]]:
     )
     groups = [_groups(rows) for rows in (train, control[~near][:n])]
     if groups[0] is None:
-        told.append(f"Near-duplicates among the {n} training rows were not looked for: that would take too long.")
+        told.append(
+            f"Near-duplicates among the {n} training rows were not looked for: that would take too long."
+        )
         return cleaned, tuple(told)
     sizes = groups[0].bincount()
     if len(sizes) < n:

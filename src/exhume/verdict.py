@@ -191,9 +191,9 @@ def _strangers(finding: Finding) -> str | None:
     if count == 0 or certificate is None:
         return None
     return (
-        f"{count} of {certificate.recovered} candidates that attack {finding.found.attack!r} certified from the weights"
-        " match no training row: mean, scale or the training rows in the target may be wrong, or they are blurred or"
-        " false; look at them before anything is concluded."
+        f"{count} of {certificate.recovered} candidates that attack {finding.found.attack!r} certified from the"
+        " weights match no training row: mean, scale or the training rows in the target may be wrong, or they are"
+        " blurred or false; look at them before anything is concluded."
     )
 
 
