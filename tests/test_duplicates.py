@@ -145,7 +145,10 @@ def test_with_few_control_rows_as_many_training_rows_are_drawn():
     found = match(left.train, left)
     assert (found.train.n, found.train.count) == (30, 30)
     assert (found.compared.n, found.compared.count, found.control.n) == (6, 6, 6)
-    assert match(left.train, replace(left, control=draw(30, 40, seed=3))).drawn is None
+    many = draw(30, 40, seed=3)
+    assert match(left.train, replace(left, control=many, control_group=None)).drawn is None
+    with pytest.raises(ExhumeError, match="must label at least 30 rows, but labels 6"):
+        replace(left, control=many)
 
 
 def test_the_exact_test_uses_the_rows_that_were_compared():
@@ -154,6 +157,12 @@ def test_the_exact_test_uses_the_rows_that_were_compared():
     finding = Finding(FOUND, match(plain.train, plain), ())
     assert finding.p_value() == pytest.approx(1 / 6)
     assert judge([finding], None, Policy()).outcome == "inconclusive"
+
+
+def test_two_training_rows_leave_enough_control_rows_to_plant():
+    left, _ = comparable(truth(n=2, k=40))
+    assert len(left.control_group) == 40
+    assert match(left.control, left).control.n == 2
 
 
 class _Found:

@@ -124,8 +124,8 @@ def _optimizer(evidence: Evidence, ground: Ground, found: Reconstruction) -> Ass
         return Assumption(
             name,
             False,
-            f"The change of the first layer has no rank, though SGD is stated: it saw far more different inputs than the"
-            f" {found.expected} samples stated (augmented data, noise or dropout at the input), or the optimizer"
+            f"The change of the first layer has no rank, though SGD is stated: it saw far more different inputs than"
+            f" the {found.expected} samples stated (augmented data, noise or dropout at the input), or the optimizer"
             " rescaled each weight; at best averages over the variants of a row can be had, certified on their own"
             " merit.",
         )
@@ -206,9 +206,9 @@ def _search(ground: Ground, found: Reconstruction) -> Assumption:
         return Assumption(
             name,
             False,
-            f"The first layer gives away the span of the at least {ground.first.rank} inputs it saw, but no candidate in"
-            " it could be certified: the activation or architecture in the factory is wrong, or the search failed;"
-            " the span itself can be had.",
+            f"The first layer gives away the span of the at least {ground.first.rank} inputs it saw, but no"
+            " candidate in it could be certified: the activation or architecture in the factory is wrong, or the search"
+            " failed; the span itself can be had.",
         )
     return Assumption(name, True, "The search found what the first layer shows, or it shows no span.")
 

@@ -46,7 +46,7 @@ class Truth:
         removed: control rows taken out before, since they were training rows.
         train_group: label of the group of near-duplicates that each row of train belongs to, [n]; see
             `exhume.duplicates`. Without labels nothing is known of duplicates.
-        control_group: the same of the control rows that stand against train, [min(n, k)].
+        control_group: the same of the first rows of control, at least of those that stand against train.
 
     Raises:
         ExhumeError: shapes disagree, values are not finite, or a control row occurs in train.
@@ -79,6 +79,13 @@ class Truth:
                 raise ExhumeError(
                     f"{name}_label must hold one label for each of the {rows} {name} rows, but holds"
                     f" {len(label)}; check that samples and labels belong together"
+                )
+        for name, least in (("train", len(self.train)), ("control", min(len(self.train), len(self.control)))):
+            group = getattr(self, f"{name}_group")
+            if group is not None and len(group) < least:
+                raise ExhumeError(
+                    f"{name}_group must label at least {least} rows, but labels {len(group)}; make it anew with"
+                    " exhume.duplicates.comparable"
                 )
         seen = {row.numpy().tobytes() for row in self.train}
         both = sum(row.numpy().tobytes() in seen for row in self.control)
@@ -209,7 +216,7 @@ def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Ma
     drawn = torch.randperm(n, generator=generator)[:k].sort().values
     return Matches(
         train=_score(found),
-        control=_score(compare(x, truth.control[:k], truth.control_group)),
+        control=_score(compare(x, truth.control[:k], _of(truth.control_group, torch.arange(k)))),
         random=_score(compare(random, truth.train)),
         mean_image=_mean_image(origin, truth),
         rows=_rows(found, x, truth.train),

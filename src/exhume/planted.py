@@ -76,7 +76,7 @@ def positive_control(
 
 
 def _distinct(truth: Truth) -> Tensor:
-    """Control rows, one of each group of near-duplicates where those are known."""
+    """Control rows; one of each group of near-duplicates, where rows are labelled."""
     if truth.control_group is None:
         return truth.control
     first: dict[int, int] = {}

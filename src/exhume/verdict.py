@@ -200,8 +200,10 @@ def _strangers(finding: Finding) -> str | None:
 def _seen(finding: Finding) -> str:
     train, control = finding.matches.train, finding.matches.control
     certified = 0 if finding.found.certificate is None else finding.found.certificate.recovered
+    drawn = finding.matches.drawn
+    among = "" if drawn is None else f" ({drawn.count} of the {drawn.n} drawn)"
     return (
-        f"Attack {finding.found.attack!r} matched {train.count} of {train.n} training rows and {control.count} of"
-        f" {control.n} control rows, and certified {certified} candidates, {finding.certified_close} of them close"
+        f"Attack {finding.found.attack!r} matched {train.count} of {train.n} training rows{among} and"
+        f" {control.count} of {control.n} control rows, and certified {certified} candidates, {finding.certified_close} of them close"
         " to a training row."
     )
