@@ -207,8 +207,8 @@ def _search(ground: Ground, found: Reconstruction) -> Assumption:
             name,
             False,
             f"The first layer gives away the span of the at least {ground.first.rank} inputs it saw, but no"
-            " candidate in it could be certified: the activation or architecture in the factory is wrong, or the search"
-            " failed; the span itself can be had.",
+            " candidate in it could be certified: the activation or architecture in the factory is wrong, or the"
+            " search failed; the span itself can be had.",
         )
     return Assumption(name, True, "The search found what the first layer shows, or it shows no span.")
 

@@ -204,6 +204,6 @@ def _seen(finding: Finding) -> str:
     among = "" if drawn is None else f" ({drawn.count} of the {drawn.n} drawn)"
     return (
         f"Attack {finding.found.attack!r} matched {train.count} of {train.n} training rows{among} and"
-        f" {control.count} of {control.n} control rows, and certified {certified} candidates, {finding.certified_close} of them close"
-        " to a training row."
+        f" {control.count} of {control.n} control rows, and certified {certified} candidates,"
+        f" {finding.certified_close} of them close to a training row."
     )
