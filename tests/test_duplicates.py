@@ -189,5 +189,6 @@ def test_an_audit_says_which_rows_it_took_out(monkeypatch, tmp_path):
     assert ended.value.code == 1
     told = json.loads((tmp_path / "out" / "report.json").read_text())
     assert any(reason.startswith("2 of 8 control rows are training rows") for reason in told["reasons"])
-    assert told["attacks"][0]["matched"]["control"]["count"] == 0
+    matched = told["attacks"][0]["matched"]
+    assert (matched["control"]["count"], matched["train"]["distinct"], matched["drawn"]) == (0, 6, None)
     assert "2 of 8 control rows are training rows" in (tmp_path / "out" / "report.html").read_text()
