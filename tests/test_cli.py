@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from exhume import cli, demo
+from exhume import cli, demo, targets
+from exhume.presets import ATTACKS
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, make_victim
 
@@ -47,6 +48,41 @@ def test_attack_writes_a_report_without_any_truth(monkeypatch, target, tmp_path,
         "report.html",
         "report.json",
     ]
+
+
+@pytest.mark.parametrize("name", list(ATTACKS))
+def test_every_attack_is_the_same_with_truth_files_that_nobody_can_read(monkeypatch, target, tmp_path, name):
+    """Unreadable by mode, and for root, whom no mode stops, by an error on every attempt to open them."""
+    hidden = [target.parent / f"{role}.npz" for role in ("train", "control")]
+
+    def attacked(out: Path) -> bytes:
+        assert run(monkeypatch, "attack", target, "--attack", name, "--out", out, "--quiet") == 0
+        return (out / "reconstructions.safetensors").read_bytes()
+
+    readable = attacked(tmp_path / "readable")
+    opened, loaded = Path.open, np.load
+
+    def guarded(path: Path, *words, **named):
+        if path.name in ("train.npz", "control.npz"):
+            raise PermissionError(f"{path} must not be opened by an attack")
+        return opened(path, *words, **named)
+
+    def guarded_load(source, *words, **named):
+        if Path(getattr(source, "name", source)).name in ("train.npz", "control.npz"):
+            raise PermissionError(f"{source} must not be loaded by an attack")
+        return loaded(source, *words, **named)
+
+    monkeypatch.setattr(Path, "open", guarded)
+    monkeypatch.setattr(np, "load", guarded_load)
+    try:
+        for path in hidden:
+            path.chmod(0)
+        assert attacked(tmp_path / "unreadable") == readable
+        with pytest.raises(targets.TargetError, match="must not be opened"):  # the guard does guard
+            targets.read_target(target).truth()
+    finally:
+        for path in hidden:
+            path.chmod(0o644)
 
 
 def test_audit_exits_with_the_verdict_and_resumes(monkeypatch, target, tmp_path, capsys):

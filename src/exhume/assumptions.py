@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from exhume.attack import Reconstruction
+from exhume.change import simulated_decay
 from exhume.evidence import Evidence
 from exhume.survey import Ground
 
@@ -16,6 +17,7 @@ UNRELATED = (
 UNEXPLAINED = (
     0.3  # share of the held-out equations' energy above which the equation does not describe the weights
 )
+CONTRADICTED = 1e-3  # difference of the measured and the stated share of the initial weights
 OUTSIDE = 0.05  # relative violation of the stated range above which the preprocessing is in doubt
 
 
@@ -42,11 +44,16 @@ def check(evidence: Evidence, ground: Ground, found: Reconstruction) -> tuple[As
         ground: the survey of it.
         found: what the attack found.
     """
+    start = _initial_weights(evidence, ground)
     return (
-        _initial_weights(evidence, ground),
+        start,
         _first_layer(evidence, ground),
-        _optimizer(evidence, ground, found),
+        # Against weights of another network the change has full rank whatever the optimizer did.
+        *([_optimizer(evidence, ground, found)] if start.holds else []),
+        _dropout(evidence),
+        _recipe(evidence, ground, found),
         _equation(found),
+        _search(ground, found),
         _range(evidence, found),
     )
 
@@ -113,12 +120,21 @@ def _optimizer(evidence: Evidence, ground: Ground, found: Reconstruction) -> Ass
         )
     expected = evidence.recipe.batch_size if found.expected is None else found.expected
     below = expected is not None and expected < evidence.input.size
+    if (first.flat or (first.full and below)) and stated == "sgd" and found.expected is not None:
+        return Assumption(
+            name,
+            False,
+            f"The change of the first layer has no rank, though SGD is stated: it saw far more different inputs than"
+            f" the {found.expected} samples stated (augmented data, noise or dropout at the input), or the optimizer"
+            " rescaled each weight; at best averages over the variants of a row can be had, certified on their own"
+            " merit.",
+        )
     if first.flat or (first.full and below):
         return Assumption(
             name,
             False,
             "The change of the first layer has no rank, as after Adam, AdamW or another optimizer that rescales each"
-            " weight; SGD is assumed by this attack.",
+            " weight, or as with data augmented afresh in every epoch; SGD on fixed rows is assumed by this attack.",
         )
     if found.expected is not None and first.rank > found.expected and not first.full:
         return Assumption(
@@ -128,6 +144,45 @@ def _optimizer(evidence: Evidence, ground: Ground, found: Reconstruction) -> Ass
             " stated: the data were augmented, or the number is wrong.",
         )
     return Assumption(name, True, "The change of the first layer looks like that of SGD.")
+
+
+def _dropout(evidence: Evidence) -> Assumption:
+    name = "one network"
+    if evidence.dropout:
+        return Assumption(
+            name,
+            False,
+            "The network has dropout layers, so every step of training saw another part of it and the change is no"
+            " weighted sum of gradients of the whole; samples may be missed or blurred, and what is certified should"
+            " be looked at.",
+        )
+    return Assumption(name, True, "Every training step saw the same network.")
+
+
+def _recipe(evidence: Evidence, ground: Ground, found: Reconstruction) -> Assumption:
+    """What the recipe says against what the weights say; the attack itself goes by the weights."""
+    name, recipe, decay = "recipe", evidence.recipe, ground.decay
+    stated = simulated_decay(recipe) if recipe.optimizer in (None, "sgd") else None
+    if stated is not None and decay.rank is not None and abs(stated - decay.weight) > CONTRADICTED:
+        return Assumption(
+            name,
+            False,
+            f"The weights show that {decay.weight:.3g} of the initial weights is left, the recipe says {stated:.3g}:"
+            " lr, steps, momentum or weight_decay is wrong; the attack went by the weights.",
+        )
+    certificate, codes = found.certificate, {"pm1": (-1.0, 1.0), "01": (0.0, 1.0)}
+    if certificate is not None and certificate.recovered and recipe.loss == "mse" and recipe.labels in codes:
+        out = found.candidates.label[certificate.certified].flatten()[:, None]
+        off = {k: float((out - out.new_tensor(v)).abs().amin(1).mean()) for k, v in codes.items()}
+        other = "01" if recipe.labels == "pm1" else "pm1"
+        if 2 * off[other] < off[recipe.labels] and off[other] < 0.25:
+            return Assumption(
+                name,
+                False,
+                f"The outputs at certified candidates lie near labels {other!r}, not {recipe.labels!r} as the recipe"
+                " says; correct [recipe] labels. The attack does not use them.",
+            )
+    return Assumption(name, True, "Nothing contradicts the stated recipe.")
 
 
 def _equation(found: Reconstruction) -> Assumption:
@@ -141,6 +196,21 @@ def _equation(found: Reconstruction) -> Assumption:
             " this network, a wrong activation or architecture in the factory, or a search that failed.",
         )
     return Assumption(name, True, "The candidates predict weights that the search never used.")
+
+
+def _search(ground: Ground, found: Reconstruction) -> Assumption:
+    """Inputs confined to a known span are there to be found: none certified is a failure of the attack."""
+    name = "search"
+    if ground.reduced and found.certificate is not None and found.certificate.recovered == 0:
+        assert ground.first is not None
+        return Assumption(
+            name,
+            False,
+            f"The first layer gives away the span of the at least {ground.first.rank} inputs it saw, but no"
+            " candidate in it could be certified: the activation or architecture in the factory is wrong, or the"
+            " search failed; the span itself can be had.",
+        )
+    return Assumption(name, True, "The search found what the first layer shows, or it shows no span.")
 
 
 def _range(evidence: Evidence, found: Reconstruction) -> Assumption:

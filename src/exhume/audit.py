@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from exhume import report
+from exhume import cost, report
 from exhume.assumptions import check
 from exhume.attack import Reconstruction
 from exhume.checkpoints import fingerprint
 from exhume.clock import Observer
+from exhume.duplicates import comparable
 from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
 from exhume.evidence import Evidence
 from exhume.matching import Matches, Truth, match
@@ -59,12 +60,14 @@ class Outcome:
         found: reconstructions of the attacks that ran.
         matches: their scores, in the same order; empty without truth.
         verdict: None without truth.
+        truth: the rows that were compared, control rows that are training rows taken out.
     """
 
     report: Report
     found: tuple[Reconstruction, ...]
     matches: tuple[Matches, ...]
     verdict: Verdict | None
+    truth: Truth | None = None
 
 
 def digest(evidence: Evidence, plan: Plan, truth: Truth | None) -> str:
@@ -97,7 +100,12 @@ def run(
 
     Raises:
         MissingEvidence: no attack of the plan could run; the gaps of each are named.
+        ExhumeError: no control row differs from the training rows.
     """
+    job = digest(evidence, plan, truth)
+    remarks: tuple[str, ...] = ()
+    if truth is not None:
+        truth, remarks = comparable(truth, plan.seed)
     results: list[AttackResult] = []
     found: list[Reconstruction] = []
     matches: list[Matches] = []
@@ -107,6 +115,10 @@ def run(
         attack = ATTACKS[name].preset(plan.samples)
         budget = None if plan.budget is None else plan.budget / len(plan.names)
         try:
+            needed = cost.estimate(
+                attack, evidence, survey(evidence), 0 if truth is None else len(truth.train)
+            )
+            cost.refuse(needed, name, cost.available_memory(), budget)
             one = attack.run(evidence, seed=plan.seed, budget=budget, observer=observer)
         except ExhumeError as error:
             results.append(report.failed_attack(name, error, time.perf_counter() - began))
@@ -118,7 +130,7 @@ def run(
         results.append(report.attack_result(one, matches[-1] if truth is not None else None))
     if not found:
         raise MissingEvidence("; ".join(dict.fromkeys(map(str, errors))))
-    verdict = None if truth is None else _verdict(evidence, plan, truth, found, matches, observer)
+    verdict = None if truth is None else _verdict(evidence, plan, truth, found, matches, remarks, observer)
     built = report.build(
         evidence,
         results,
@@ -128,9 +140,9 @@ def run(
         samples=plan.samples,
         features=features,
         command=command,
-        digest=digest(evidence, plan, truth),
+        digest=job,
     )
-    return Outcome(built, tuple(found), tuple(matches), verdict)
+    return Outcome(built, tuple(found), tuple(matches), verdict, truth)
 
 
 def _verdict(
@@ -139,6 +151,7 @@ def _verdict(
     truth: Truth,
     found: Sequence[Reconstruction],
     matches: Sequence[Matches],
+    remarks: tuple[str, ...],
     observer: Observer | None,
 ) -> Verdict:
     """Judge; the positive control is run only where the verdict depends on it."""
@@ -146,9 +159,9 @@ def _verdict(
     findings = [
         Finding(one, scored, check(evidence, ground, one)) for one, scored in zip(found, matches, strict=True)
     ]
-    verdict = judge(findings, None, plan.policy)
+    verdict = judge(findings, None, plan.policy, remarks)
     if verdict.outcome == "leak" or not plan.policy.require_positive_control:
         return verdict
     attack = ATTACKS[found[0].attack].preset(None)
     control = positive_control(evidence, truth, attack, plan.seed, plan.budget, observer)
-    return judge(findings, control, plan.policy)
+    return judge(findings, control, plan.policy, remarks)

@@ -258,7 +258,9 @@ def _run(
         return 0 if told.verdict is None else EXIT_CODES[told.verdict]
     with _progress(console) as observer:
         outcome = audits.run(evidence, plan, truth, observer, command=shlex.join(sys.argv))
-    page = report.write(folder, outcome.report, outcome.found, truth=truth, include_images=include_images)
+    page = report.write(
+        folder, outcome.report, outcome.found, truth=outcome.truth, include_images=include_images
+    )
     if as_json:
         print(outcome.report.to_json())
     summarise(outcome.report, page, console)

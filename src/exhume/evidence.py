@@ -91,6 +91,7 @@ class Evidence:
         init: parameters theta_0 before training, same names and shapes, if known.
         recipe: what is known of the training run.
         chain: the dense layers, if the model is a recognised multi-layer perceptron.
+        dropout: whether the module has layers that drop activations in training.
     """
 
     forward: Forward
@@ -99,6 +100,7 @@ class Evidence:
     init: Parameters | None = None
     recipe: Recipe = field(default_factory=Recipe)
     chain: DenseChain | None = None
+    dropout: bool = False
 
     @property
     def outputs(self) -> int:
@@ -164,6 +166,9 @@ class Evidence:
             input=input,
             recipe=recipe or Recipe(),
             chain=recognise(twin, input.shape),
+            dropout=any(
+                isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in twin.modules()
+            ),
         )
 
 

@@ -43,6 +43,10 @@ class Truth:
         control_label: labels of control, [k] or [k, C].
         public_scale: unit of each feature, broadcastable to `shape`; tables need it, or the feature with the
             largest numbers decides every match.
+        removed: control rows taken out before, since they were training rows.
+        train_group: label of the group of near-duplicates that each row of train belongs to, [n]; see
+            `exhume.duplicates`. Without labels nothing is known of duplicates.
+        control_group: the same of the first rows of control, at least of those that stand against train.
 
     Raises:
         ExhumeError: shapes disagree, values are not finite, or a control row occurs in train.
@@ -54,6 +58,9 @@ class Truth:
     train_label: Tensor | None = None
     control_label: Tensor | None = None
     public_scale: Tensor | None = None
+    removed: int = 0
+    train_group: Tensor | None = None
+    control_group: Tensor | None = None
 
     def __post_init__(self) -> None:
         shape = torch.as_tensor(self.train).shape[1:]
@@ -72,6 +79,13 @@ class Truth:
                 raise ExhumeError(
                     f"{name}_label must hold one label for each of the {rows} {name} rows, but holds"
                     f" {len(label)}; check that samples and labels belong together"
+                )
+        for name, least in (("train", len(self.train)), ("control", min(len(self.train), len(self.control)))):
+            group = getattr(self, f"{name}_group")
+            if group is not None and len(group) < least:
+                raise ExhumeError(
+                    f"{name}_group must label at least {least} rows, but labels {len(group)}; make it anew with"
+                    " exhume.duplicates.comparable"
                 )
         seen = {row.numpy().tobytes() for row in self.train}
         both = sum(row.numpy().tobytes() in seen for row in self.control)
@@ -94,6 +108,8 @@ class Score:
             capped); a row without a candidate counts as infinitely far, None stands for an infinite median.
         ssim_count: images matched one-to-one above `ssim_threshold`, None for anything but images and for large
             sets. Unrelated images pass it often, so it carries no claim by itself.
+        distinct: number of rows when near-duplicates count as one; None where they were not looked for.
+        distinct_count: how many of those were matched.
     """
 
     n: int
@@ -105,6 +121,15 @@ class Score:
     close_threshold: float = CLOSE
     ssim_count: int | None = None
     ssim_threshold: float = SSIM
+    distinct: int | None = None
+    distinct_count: int | None = None
+
+    @property
+    def independent(self) -> tuple[int, int]:
+        """Matched and all rows as an exact test may count them: near-duplicates are one observation."""
+        if self.distinct is None or self.distinct_count is None:
+            return self.count, self.n
+        return self.distinct_count, self.distinct
 
 
 @dataclass(frozen=True)
@@ -132,11 +157,13 @@ class Matches:
 
     Args:
         train: candidates against the training rows.
-        control: the same candidates against as many control rows (fewer if fewer were given: see its n).
+        control: the same candidates against as many control rows, or all where there are fewer.
         random: as many random candidates, with the control's mean and spread of each feature, against train.
         mean_image: the public mean against train; its centred distance is 1 by construction, its SSIM is not.
         rows: one for each training row; `train.count` of them have an error below the threshold.
         centred_by: what was subtracted before distances were taken.
+        drawn: the same candidates against as many training rows as there are control rows, drawn at random, where
+            those are fewer; None where all of train stands against control.
     """
 
     train: Score
@@ -145,6 +172,12 @@ class Matches:
     mean_image: Score
     rows: tuple[Row, ...]
     centred_by: str
+    drawn: Score | None = None
+
+    @property
+    def compared(self) -> Score:
+        """The score of training rows that stands against `control`: of equally many rows."""
+        return self.train if self.drawn is None else self.drawn
 
 
 def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Matches:
@@ -156,7 +189,7 @@ def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Ma
     Args:
         candidates: x_hat [m, *shape] in the owner's units, or an object with such an `x`; m may be 0.
         truth: what to compare with.
-        seed: of the random candidates.
+        seed: of the random candidates, and of the training rows drawn where there are fewer control rows.
 
     Raises:
         ExhumeError: candidates and truth differ in shape.
@@ -169,24 +202,31 @@ def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Ma
             f"candidates must have the shape {tuple(shape)} of the training rows, but have"
             f" {tuple(x.shape[1:])}; check [input] shape"
         )
-    centre, centred_by = _centre(truth)
+    origin, centred_by = centre(truth)
+    n, k = len(truth.train), min(len(truth.train), len(truth.control))
 
-    def compare(x_hat: Tensor, rows: Tensor) -> _Comparison:
-        distance = relative_l2(x_hat, rows, centre, truth.public_scale)
-        return _Comparison(distance, _similarity(x_hat, rows, truth), assign(distance, MATCH))
+    def compare(x_hat: Tensor, rows: Tensor, group: Tensor | None = None) -> _Comparison:
+        distance = relative_l2(x_hat, rows, origin, truth.public_scale)
+        return _Comparison(distance, _similarity(x_hat, rows, truth), assign(distance, MATCH), group)
 
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
     random = truth.control.mean(0) + truth.control.std(0, correction=0) * noise
-    found = compare(x, truth.train)
+    found = compare(x, truth.train, truth.train_group)
+    drawn = torch.randperm(n, generator=generator)[:k].sort().values
     return Matches(
         train=_score(found),
-        control=_score(compare(x, truth.control[: len(truth.train)])),
+        control=_score(compare(x, truth.control[:k], _of(truth.control_group, torch.arange(k)))),
         random=_score(compare(random, truth.train)),
-        mean_image=_score(compare(centre.expand(truth.train.shape), truth.train)),
+        mean_image=_mean_image(origin, truth),
         rows=_rows(found, x, truth.train),
         centred_by=centred_by,
+        drawn=None if k == n else _score(compare(x, truth.train[drawn], _of(truth.train_group, drawn))),
     )
+
+
+def _of(group: Tensor | None, index: Tensor) -> Tensor | None:
+    return None if group is None else group[index]
 
 
 def assign(distance: Tensor, threshold: float) -> dict[int, int]:
@@ -219,18 +259,37 @@ class _Comparison:
     distance: Tensor
     similarity: Tensor | None
     pairs: dict[int, int]
+    group: Tensor | None = None
 
 
 def _score(found: _Comparison) -> Score:
     n = len(found.distance)
     errors = [float(found.distance[i, found.pairs[i]]) if i in found.pairs else torch.inf for i in range(n)]
     middle = median(errors)
+    group = None if found.group is None else found.group.tolist()
     return Score(
         n=n,
         count=sum(error < MATCH for error in errors),
         close=_count(found.distance, CLOSE),
         median=middle if middle < torch.inf else None,
         ssim_count=None if found.similarity is None else _count(1 - found.similarity, 1 - SSIM),
+        distinct=None if group is None else len(set(group)),
+        distinct_count=None if group is None else len({group[i] for i in range(n) if errors[i] < MATCH}),
+    )
+
+
+def _mean_image(origin: Tensor, truth: Truth) -> Score:
+    """As many copies of the mean as there are rows, each matched to its own: any assignment counts the same."""
+    train, mean = truth.train, origin.expand(1, *truth.train.shape[1:])
+    errors = relative_l2(mean, train, origin, truth.public_scale)[:, 0]
+    similar = None if len(train) ** 2 > SSIM_PAIRS else _similarity(mean, train, truth)
+    middle = median(errors.tolist())
+    return Score(
+        n=len(train),
+        count=int((errors < MATCH).sum()),
+        close=int((errors < CLOSE).sum()),
+        median=middle if middle < torch.inf else None,
+        ssim_count=None if similar is None else int((similar > SSIM).sum()),
     )
 
 
@@ -250,8 +309,14 @@ def _rows(found: _Comparison, x_hat: Tensor, x: Tensor) -> tuple[Row, ...]:
     return tuple(row(i) for i in range(len(x)))
 
 
-def _centre(truth: Truth) -> tuple[Tensor, str]:
-    """A mean over rows outside train and the control rows in use: theirs would pull every distance along."""
+def centre(truth: Truth) -> tuple[Tensor, str]:
+    """Return what is subtracted before distances are taken [*shape], and what it is in words.
+
+    It is a mean over rows outside train and the control rows in use: theirs would pull every distance along.
+
+    Args:
+        truth: what is compared with.
+    """
     spare = truth.control[len(truth.train) :]
     if truth.public_mean is not None:
         return truth.public_mean, "the public mean"

@@ -42,16 +42,17 @@ def positive_control(
     if evidence.init is None:
         return PositiveControl(False, "No victim could be planted, since the initial weights are not known.")
     tried = []
+    control = _distinct(truth)
     for n in SIZES:
-        if 2 * n > len(truth.control):
+        if 2 * n > len(control):
             continue
-        rows = truth.control[:n]
+        rows = control[:n]
         try:
             planted = _train(evidence, evidence.input.encode(rows), seed)
         except ExhumeError as error:
             return PositiveControl(False, f"No victim could be planted: {error}.")
         found = replace(attack, samples=n).run(planted, seed=seed, budget=budget, observer=observer)
-        unseen = truth.control[n : 2 * n]
+        unseen = control[n : 2 * n]
         matches = match(found, Truth(rows, unseen, truth.public_mean, public_scale=truth.public_scale))
         certificate = found.certificate
         certified = {} if certificate is None else dict(enumerate(certificate.certified.tolist()))
@@ -72,6 +73,16 @@ def positive_control(
         False,
         f"The same attack failed on victims planted in this architecture ({told}), so finding nothing means nothing.",
     )
+
+
+def _distinct(truth: Truth) -> Tensor:
+    """Control rows; one of each group of near-duplicates, where rows are labelled."""
+    if truth.control_group is None:
+        return truth.control
+    first: dict[int, int] = {}
+    for i, label in enumerate(truth.control_group.tolist()):
+        first.setdefault(label, i)
+    return truth.control[list(first.values())]
 
 
 def _train(evidence: Evidence, u: Tensor, seed: int) -> Evidence:

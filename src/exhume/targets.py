@@ -70,6 +70,8 @@ class Target:
     def truth(self) -> Truth:
         """Read training and control rows: owner's units (before mean and scale), [n, *shape], float64.
 
+        Control rows that occur among the training rows are taken out and counted in `Truth.removed`.
+
         Raises:
             TargetError: there is no [data] table, or its files do not hold what [input] and [attack] say.
         """
@@ -86,15 +88,23 @@ class Target:
                 f" {self.data.train.name}, but n larger than rows was given ({self.attack.samples});"
                 " correct it, or leave it out"
             )
+        seen = {row.numpy().tobytes() for row in train}
+        kept = torch.tensor([row.numpy().tobytes() not in seen for row in control])
+        if not kept.any():
+            raise TargetError(
+                f"{self.data.control} must hold rows the model never saw, but all {len(control)} occur in"
+                f" {self.data.train.name}; supply other rows of the same kind"
+            )
         try:
             # The mean and scale of [input] are public, so they centre the distances too.
             return Truth(
                 train,
-                control,
+                control[kept],
                 public_mean=self.input.mean,
                 train_label=train_label,
-                control_label=control_label,
+                control_label=None if control_label is None else control_label[kept],
                 public_scale=self.input.scale,
+                removed=int((~kept).sum()),
             )
         except ExhumeError as error:
             raise TargetError(f"{self.path}: {error}") from error

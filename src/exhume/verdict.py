@@ -89,11 +89,24 @@ class Finding:
         rows = [row for row in self.matches.rows if row.error is not None and row.error < CLOSE]
         return sum(bool(certificate.certified[row.candidate]) for row in rows if row.candidate is not None)
 
+    @property
+    def certified_strangers(self) -> int:
+        """Number of certified candidates that match no training row."""
+        certificate = self.found.certificate
+        if certificate is None:
+            return 0
+        rows, threshold = self.matches.rows, self.matches.train.threshold
+        matched = sum(
+            bool(certificate.certified[row.candidate])
+            for row in rows
+            if row.candidate is not None and row.error is not None and row.error < threshold
+        )
+        return certificate.recovered - matched
+
     def p_value(self) -> float:
-        """One-sided Fisher exact test that training rows are matched more often than control rows."""
-        train, control = self.matches.train, self.matches.control
-        table = [[train.count, train.n - train.count], [control.count, control.n - control.count]]
-        return float(fisher_exact(table, alternative="greater").pvalue)
+        """One-sided Fisher exact test that training rows are matched more often than equally many control rows."""
+        (train, n), (control, k) = self.matches.compared.independent, self.matches.control.independent
+        return float(fisher_exact([[train, n - train], [control, k - control]], alternative="greater").pvalue)
 
 
 def read_policy(path: Path) -> Policy:
@@ -111,20 +124,27 @@ def read_policy(path: Path) -> Policy:
     return checked(Policy, values, str(path), path.resolve().parent)
 
 
-def judge(findings: list[Finding], control: PositiveControl | None, policy: Policy) -> Verdict:
+def judge(
+    findings: list[Finding],
+    control: PositiveControl | None,
+    policy: Policy,
+    remarks: tuple[str, ...] = (),
+) -> Verdict:
     """Apply a policy.
 
     Args:
         findings: one for each attack that ran.
         control: the planted victim, or None if none was tried.
         policy: the thresholds.
+        remarks: how the rows were made comparable; they follow the reasons.
     """
     leaks = [reason for finding in findings for reason in _leaks(finding, policy)]
     broken = [a.sentence for finding in findings for a in finding.assumptions if not a.holds]
+    strange = [sentence for finding in findings if (sentence := _strangers(finding)) is not None]
     seen = [_seen(finding) for finding in findings]
     if leaks:
-        return Verdict("leak", tuple([*leaks, *broken]))
-    doubts = list(broken) if policy.require_assumptions else []
+        return Verdict("leak", tuple([*leaks, *strange, *broken, *remarks]))
+    doubts = [*strange, *(broken if policy.require_assumptions else [])]
     if policy.require_positive_control and (control is None or not control.succeeded):
         doubts.append(
             "No planted victim was attacked, so it is not known whether the attack works on such a network."
@@ -137,13 +157,13 @@ def judge(findings: list[Finding], control: PositiveControl | None, policy: Poli
         if f.found.status in ("stopped", "diverged")
     ]
     if doubts or not findings:
-        return Verdict("inconclusive", tuple([*(doubts or ["No attack ran."]), *seen]))
+        return Verdict("inconclusive", tuple([*(doubts or ["No attack ran."]), *seen, *remarks]))
     assert control is not None or not policy.require_positive_control
-    return Verdict("no evidence", tuple([*seen, *([control.sentence] if control else []), *broken]))
+    return Verdict("no evidence", tuple([*seen, *([control.sentence] if control else []), *broken, *remarks]))
 
 
 def _leaks(finding: Finding, policy: Policy) -> list[str]:
-    name, train, control = finding.found.attack, finding.matches.train, finding.matches.control
+    name, train = finding.found.attack, finding.matches.train
     reasons = []
     if finding.certified_close > policy.certified_close:
         reasons.append(
@@ -152,18 +172,38 @@ def _leaks(finding: Finding, policy: Policy) -> list[str]:
         )
     p = finding.p_value()
     if p < policy.significance:
-        reasons.append(
-            f"It matched {train.count} of {train.n} training rows but {control.count} of {control.n} rows the model"
-            f" never saw; chance would do that with probability {p:.1g}."
-        )
+        reasons.append(f"{_counts(finding.matches)}; chance would do that with probability {p:.1g}.")
     return reasons
+
+
+def _counts(matches: Matches) -> str:
+    """What the exact test compares, in words."""
+    (train, n), (control, k) = matches.compared.independent, matches.control.independent
+    said = "" if matches.drawn is None else " drawn"
+    if (n, k) != (matches.compared.n, matches.control.n):
+        said += " (near-duplicates counted once)"
+    return f"It matched {train} of {n} training rows{said} but {control} of {k} rows the model never saw"
+
+
+def _strangers(finding: Finding) -> str | None:
+    """The weights vouch for inputs that are no training rows: one side of the comparison is wrong."""
+    count, certificate = finding.certified_strangers, finding.found.certificate
+    if count == 0 or certificate is None:
+        return None
+    return (
+        f"{count} of {certificate.recovered} candidates that attack {finding.found.attack!r} certified from the"
+        " weights match no training row: mean, scale or the training rows in the target may be wrong, or they are"
+        " blurred or false; look at them before anything is concluded."
+    )
 
 
 def _seen(finding: Finding) -> str:
     train, control = finding.matches.train, finding.matches.control
     certified = 0 if finding.found.certificate is None else finding.found.certificate.recovered
+    drawn = finding.matches.drawn
+    among = "" if drawn is None else f" ({drawn.count} of the {drawn.n} drawn)"
     return (
-        f"Attack {finding.found.attack!r} matched {train.count} of {train.n} training rows and {control.count} of"
-        f" {control.n} control rows, and certified {certified} candidates, {finding.certified_close} of them close"
-        " to a training row."
+        f"Attack {finding.found.attack!r} matched {train.count} of {train.n} training rows{among} and"
+        f" {control.count} of {control.n} control rows, and certified {certified} candidates,"
+        f" {finding.certified_close} of them close to a training row."
     )

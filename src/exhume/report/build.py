@@ -191,6 +191,7 @@ def _matched(matches: Matches) -> MatchedResult:
         random=_group(matches.random),
         mean_image=_group(matches.mean_image),
         centred_by=matches.centred_by,
+        drawn=None if matches.drawn is None else _group(matches.drawn),
     )
 
 

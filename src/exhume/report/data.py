@@ -123,6 +123,8 @@ class Group(_Plain):
     close_threshold: float
     ssim_count: int | None
     ssim_threshold: float
+    distinct: int | None = None
+    distinct_count: int | None = None
 
 
 class MatchedResult(_Plain):
@@ -134,6 +136,7 @@ class MatchedResult(_Plain):
         random: random candidates against the training rows.
         mean_image: the public mean against the training rows.
         centred_by: what was subtracted before distances were taken.
+        drawn: the same candidates against as many training rows as there are control rows, where those are fewer.
     """
 
     train: Group
@@ -141,6 +144,7 @@ class MatchedResult(_Plain):
     random: Group
     mean_image: Group
     centred_by: Text
+    drawn: Group | None = None
 
 
 class Sample(_Plain):
