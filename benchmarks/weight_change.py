@@ -37,6 +37,7 @@ COLUMNS = {
     "seconds": "seconds",
     "train": "matched_train",
     "close": "close_train",
+    "within 1%": "within_1_percent",
     "median": "median_error",
     "control": "matched_control",
     "close control": "close_control",
@@ -69,6 +70,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=200_000, help="training steps at most")
     parser.add_argument("--float32", action="store_true", help="train and store in float32")
+    parser.add_argument("--polish", action="store_true", help="refine by simulated training")
     parser.add_argument("--swap", action="store_true", help="train on the control rows")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds an attack may take")
     parser.add_argument("--quick", action="store_true", help="one seed, width 400")
@@ -117,6 +119,7 @@ def limit(misfit: float, unknowns: int, equations: int, matched: int, n: int) ->
 def run(case: Case, options: argparse.Namespace) -> Row:
     victim = make_victim(case)
     attack = presets.exhume(samples=case.n)
+    attack = attack if options.polish else replace(attack, polish=None)
     at_truth = victim.misfit_at_truth(attack.equation)
     found = attack.run(victim.evidence, seed=case.seed, budget=options.budget)
     matches = match(found, victim.truth)
@@ -129,7 +132,7 @@ def run(case: Case, options: argparse.Namespace) -> Row:
     return {
         "attack": attack.name,
         "case": f"{case.data} {'x'.join(map(str, case.hidden))} {case.activation}",
-        "arm": "swapped" if case.swap else "as drawn",
+        "arm": ("swapped" if case.swap else "as drawn") + (", polished" if options.polish else ""),
         "seed": case.seed,
         "n": case.n,
         "candidates": len(found.x),
@@ -142,6 +145,7 @@ def run(case: Case, options: argparse.Namespace) -> Row:
         "close_control": matches.control.close,
         "matched_random": matches.random.count,
         "median_error": matches.train.median,
+        "within_1_percent": sum(row.error is not None and row.error < 0.01 for row in matches.rows),
         "certified": None if certificate is None else certificate.recovered,
         "misfit_at_truth": at_truth,
         "misfit": found.misfit,

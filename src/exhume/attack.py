@@ -13,9 +13,11 @@ from exhume.certificate import Certificate, certify
 from exhume.clock import Clock, Observer
 from exhume.equations.column import Column
 from exhume.equations.part import Part, split
+from exhume.equations.recipe import dynamics, gaps, unknowns
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
+from exhume.moves.polish import Polish, Polished, told
 from exhume.moves.prune import importance, weakest_out
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import ColumnSearch
@@ -108,6 +110,7 @@ class SpanAttack:
         box: weight of the penalty on features outside their range.
         priors: further penalties.
         repairs: times that candidates which fail the column equation are replaced after the joint fit.
+        polish: refinement by simulated training, where the recipe is known; None for none.
         held_out: share of the hidden units left out of search and fit, and predicted for the certificate.
         sharpness: slopes of the smoothed ReLU, in units of one over the typical pre-activation.
     """
@@ -122,6 +125,7 @@ class SpanAttack:
     box: float = 1e-2
     priors: tuple[Term, ...] = ()
     repairs: int = 2
+    polish: Polish | None = None
     held_out: float = 0.2
     sharpness: tuple[float, ...] = (6.0, 10.0, 16.0)
 
@@ -187,8 +191,34 @@ class SpanAttack:
                 others.append(ground.first.exclusive)
             witnesses = torch.cat([point.z.new_zeros(0, evidence.input.size), *others])
             certificate = certify(evidence, fit, held, point.z, everything, final.point, witnesses)
+        polished = self._polish(evidence, ground, final.point, notes, clock)
+        if polished is not None and certificate is not None:
+            certificate = certificate.sharpened(polished.gap / polished.before)
         runs = [run for search in searches for run in search.runs]
+        if polished is not None:
+            final = replace(final, point=everything.at(polished.z))
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
+
+    def _polish(
+        self, evidence: Evidence, ground: Ground, point: Point, notes: list[str], clock: Clock
+    ) -> Polished | None:
+        """Refine by simulated training where the recipe is known; say what came of it."""
+        missing = gaps(evidence.recipe)
+        if self.polish is None or clock.expired:
+            return None
+        if missing:
+            notes.append(f"training was not simulated, which needs {', '.join(missing)}")
+            return None
+        space, shape = ground.space, evidence.input.shape
+        found = self.polish.run(
+            lambda part: self._objective(evidence, ground, part),
+            dynamics(evidence.recipe).bind(evidence, space),
+            lambda z: unknowns(evidence, z, space.expand(z).view(-1, *shape)),
+            point.z,
+            lambda gap: clock.tick(f"polish by simulated training, {gap:.2g} from the true weights", None),
+        )
+        notes.append(told(found))
+        return found if found.gap < found.before else None
 
     def _find(
         self, evidence: Evidence, ground: Ground, parts: tuple[Part, Part] | None, seed: int, clock: Clock

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -51,6 +51,10 @@ class Objective:
     space: Space
     terms: tuple[Term, ...] = ()
     cutoff: float = 1e-12
+
+    def aimed_at(self, target: Tensor) -> Objective:
+        """The same objective with another target t [P]."""
+        return replace(self, equation=self.equation.aimed_at(target))
 
     def at(self, z: Tensor) -> Point:
         """Evaluate at z [m, q]: eliminate the multipliers through the Gram matrix, refine them on the residual."""

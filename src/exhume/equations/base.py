@@ -6,6 +6,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from exhume.evidence import Parameters
+
 
 class Bound(Protocol):
     """An equation t = Phi(z)' c at fixed evidence, linear in the multipliers c, nonlinear in the coordinates z.
@@ -42,6 +44,12 @@ class Bound(Protocol):
 
     def target(self) -> Tensor:
         """t [P]."""
+
+    def vector(self, change: Parameters) -> Tensor:
+        """A change of the folded net's parameters in the form of the target [P]."""
+
+    def aimed_at(self, target: Tensor) -> Bound:
+        """The same equation with another target [P]."""
 
     def contribution(self, z: Tensor, coef: Tensor) -> Tensor:
         """Phi' c [P]."""

@@ -72,14 +72,21 @@ def fold(evidence: Evidence, space: Space) -> Folded:
         return Folded(evidence.forward, init, final, space, evidence.input.shape, None)
     if space.basis is None:
         return Folded(chain.forward, init, final, space, (space.size,), chain)
-    frame, q = space.basis, len(space.basis)
-    length = 0.0 if space.origin is None else float(space.origin.norm())
+    frame, q = frame_of(space), len(space.basis)
     inner = Space(q)
-    if space.origin is not None and length > 0:
-        frame = torch.cat([frame, space.origin[None] / length])
+    if len(frame) > q:
+        assert space.origin is not None
         origin = torch.zeros(q + 1, dtype=frame.dtype)
-        origin[-1] = length
+        origin[-1] = space.origin.norm()
         inner = Space(q + 1, torch.eye(q, q + 1, dtype=frame.dtype), origin)
     first = chain.weights[0]
     init, final = ({**weights, first: weights[first] @ frame.T} for weights in (init, final))
     return Folded(chain.forward, init, final, inner, (inner.size,), chain)
+
+
+def frame_of(space: Space) -> Tensor:
+    """Orthonormal rows E that span a subspace and its origin: [q, d], or [q + 1, d] if that is not zero."""
+    assert space.basis is not None
+    if space.origin is None or float(space.origin.norm()) == 0:
+        return space.basis
+    return torch.cat([space.basis, space.origin[None] / space.origin.norm()])

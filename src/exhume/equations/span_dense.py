@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.dense import DenseNode, dense_node
+from exhume.equations.fold import frame_of
 from exhume.equations.part import Part
 from exhume.evidence import Parameters
 from exhume.functional import DenseChain
@@ -26,6 +28,7 @@ class DenseSpan:
     Args:
         nodes: the chain at each node v.
         keep: which layers give equations.
+        names: parameter names of the weight and the bias of each kept layer; no bias where it gives no equation.
         blocks: target blocks, already scaled, one for each kept layer.
         scales: (weight, bias) scale of each kept layer; the bias scale is None without a bias.
         outside: squared norm of what the restriction cut off the target.
@@ -34,6 +37,7 @@ class DenseSpan:
 
     nodes: tuple[DenseNode, ...]
     keep: tuple[int, ...]
+    names: tuple[tuple[str, str | None], ...]
     blocks: tuple[Tensor, ...]
     scales: tuple[tuple[float, float | None], ...]
     outside: float
@@ -67,6 +71,33 @@ class DenseSpan:
     def target(self) -> Tensor:
         """t [P]."""
         return torch.cat([b.flatten() for b in self.blocks])
+
+    def vector(self, change: Parameters) -> Tensor:
+        """A change of the folded net's parameters (see `fold`) as a vector like `target`, [P]."""
+        return torch.cat([b.flatten() for b in self._blocks(change)])
+
+    def aimed_at(self, target: Tensor) -> DenseSpan:
+        """The same equation with another target [P]; what no candidate can reach stays."""
+        return replace(self, blocks=tuple(self._split(target)))
+
+    def _blocks(self, change: Parameters) -> list[Tensor]:
+        """Scaled blocks of a change, the first layer's in the coordinates of the space."""
+        blocks = []
+        for l, (weight, bias), (scale, bias_scale) in zip(self.keep, self.names, self.scales, strict=True):
+            block = scale * change[weight]
+            if l == 0 and self.nodes[0].embed is not None:
+                # A space through zero has no coordinate along its origin: the folded net leaves it out.
+                block = F.pad(block, (0, self.nodes[0].embed.shape[1] - block.shape[1]))
+            if bias is not None:
+                assert bias_scale is not None
+                block = torch.cat([block, bias_scale * change[bias][:, None]], 1)
+            if self.units is not None and l == 0:
+                block = block[self.units]
+            if self.units is not None and l == 1:
+                width = change[weight].shape[1]
+                block = torch.cat([block[:, self.units], block[:, width:]], 1)
+            blocks.append(block)
+        return blocks
 
     def _split(self, vector: Tensor) -> list[Tensor]:
         parts = vector.split([b.numel() for b in self.blocks])
@@ -247,32 +278,29 @@ def bind_dense(
 ) -> DenseSpan:
     """Restrict a chain and its target to a space and a part of the equations, and scale them."""
     units = None if part is None else part.units
-    if part is not None and not part.rest:
+    rest = part is None or part.rest
+    if not rest:
         scales = [scale for l, scale in zip(keep, scales, strict=True) if l < 2]
         keep = [l for l in keep if l < 2]
-    nodes = tuple(dense_node(chain, p, space.origin, space.basis) for p in params)
-    blocks, kept_scales, outside = [], [], 0.0
-    for l, (scale, bias_scale) in zip(keep, scales, strict=True):
-        block = scale * target[chain.weights[l]]
-        name = chain.biases[l] if part is None or part.rest or l == 0 else None
-        bias = None if name is None else bias_scale * target[name]
-        if units is not None and l == 0:
-            block, bias = block[units], None if bias is None else bias[units]
-        if units is not None and l == 1:
-            block = block[:, units]
-        if l == 0 and space.basis is not None:
-            frame = [space.basis]
-            length = 0.0 if space.origin is None else float(space.origin.norm())
-            frame.append(
-                space.origin[None] / length
-                if space.origin is not None and length > 0
-                else space.basis.new_zeros(1, space.size)
-            )
-            inside = block @ torch.cat(frame).T
-            outside += max(float((block * block).sum() - (inside * inside).sum()), 0.0)
-            block = inside
-        if bias is not None:
-            block = torch.cat([block, bias[:, None]], 1)
-        blocks.append(block)
-        kept_scales.append((scale, None if bias is None else bias_scale))
-    return DenseSpan(nodes, tuple(keep), tuple(blocks), tuple(kept_scales), outside, units)
+    names = [(chain.weights[l], chain.biases[l] if rest or l == 0 else None) for l in keep]
+    frame = None if space.basis is None else frame_of(space)
+    folded, outside = dict(target), 0.0
+    if frame is not None and keep[0] == 0:
+        whole = target[chain.weights[0]]
+        folded[chain.weights[0]] = inside = whole @ frame.T
+        rows = slice(None) if units is None else units
+        cut = float(whole[rows].square().sum() - inside[rows].square().sum())
+        outside = max(scales[0][0] ** 2 * cut, 0.0)
+    span = DenseSpan(
+        nodes=tuple(dense_node(chain, p, space.origin, space.basis) for p in params),
+        keep=tuple(keep),
+        names=tuple(names),
+        blocks=(),
+        scales=tuple(
+            (scale, None if bias is None else bias_scale)
+            for (scale, bias_scale), (_, bias) in zip(scales, names, strict=True)
+        ),
+        outside=outside,
+        units=units,
+    )
+    return replace(span, blocks=tuple(span._blocks(folded)))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -75,6 +75,19 @@ class ModuleSpan:
     def target(self) -> Tensor:
         """t [P]."""
         return self._flat(self.change)
+
+    def vector(self, change: Parameters) -> Tensor:
+        """A change of the parameters as a vector like `target`, [P]."""
+        return self._flat(change)
+
+    def aimed_at(self, target: Tensor) -> ModuleSpan:
+        """The same equation with another target [P]; where the scale is zero there is no equation to change."""
+        parts = target.split([p.numel() for p in self.change.values()])
+        change = {
+            k: torch.where(self.scale[k] > 0, v.view_as(p) / self.scale[k].clamp_min(1e-300), 0.0)
+            for (k, p), v in zip(self.change.items(), parts, strict=True)
+        }
+        return replace(self, change=change)
 
     def _gradients(self, z: Tensor) -> Tensor:
         """All gradients of these candidates, [m, k, P]; for small m only."""
