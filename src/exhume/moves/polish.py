@@ -171,8 +171,8 @@ def told(found: Polished) -> str:
     if len(found.trace) == 1:
         return (
             f"training on the candidates, simulated with the stated recipe, ends {found.before:.0%} of the change"
-            " away from the true weights: the recipe contradicts them (loss, learning rate, steps, labels), or candidates"
-            " are missing or wrong; they were not polished"
+            " away from the true weights: the recipe contradicts them (loss, learning rate, steps, labels), or"
+            " candidates are missing or wrong; they were not polished"
         )
     if found.gap > 0.5 * found.before:
         return (
