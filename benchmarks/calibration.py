@@ -98,9 +98,10 @@ def trial(split: str, name: str, victim: Victim, found: Reconstruction, shuffled
     for row, column in assign(distance, MATCH).items():
         error[column] = distance[row, column]
     error[error >= MATCH] = float("inf")
-    # Neither a copy of a better candidate nor beyond the labels: the rest is left to the odds.
+    # No copy of a better candidate, not beyond the labels, an equation that holds: the rest is left to the odds.
     u = victim.evidence.input.encode(found.x).flatten(1)
     eligible = ~certificates.implausible(victim.evidence, u)
+    eligible &= certificate.held_out < certificates.UNEXPLAINED
     eligible &= ~certificates.copies(u, certificate.probability)
     matched = error < MATCH
     certified = certificate.certified
@@ -162,7 +163,8 @@ def summary(trials: Sequence[Trial], console: Console) -> None:
 
 def suggestion(trials: Sequence[Trial], console: Console) -> None:
     """The constants of the certificate that the fit victims ask for, beside those in the code."""
-    fit = [t for t in trials if t.row["split"] == "fit" and not t.row["permuted"]]
+    # Permuted targets too: they show what nothing looks like, and no truth is needed for them.
+    fit = [t for t in trials if t.row["split"] == "fit"]
     logs = torch.cat(
         [
             certificates.features(c.score, c.deviation, c.agreement)[t.eligible]
@@ -172,7 +174,7 @@ def suggestion(trials: Sequence[Trial], console: Console) -> None:
     )
     error = torch.cat([t.error[t.eligible] for t in fit])
     real = error < MATCH
-    model = LogisticRegression(C=10.0, fit_intercept=False).fit(logs.numpy(), real.numpy())
+    model = LogisticRegression(C=1.0, fit_intercept=False).fit(logs.numpy(), real.numpy())
     probability = torch.from_numpy(model.predict_proba(logs.numpy())[:, 1])
     order = probability.argsort(descending=True)
     precision = real[order].double().cumsum(0) / torch.arange(1, len(order) + 1)

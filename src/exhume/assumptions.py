@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from exhume.attack import Reconstruction
+from exhume.certificate import UNEXPLAINED
 from exhume.change import simulated_decay
 from exhume.evidence import Evidence
 from exhume.survey import Ground
 
 UNRELATED = (
     0.2  # cosine of initial and final first-layer weights below which they are those of different networks
-)
-UNEXPLAINED = (
-    0.3  # share of the held-out equations' energy above which the equation does not describe the weights
 )
 CONTRADICTED = 1e-3  # difference of the measured and the stated share of the initial weights
 OUTSIDE = 0.05  # relative violation of the stated range above which the preprocessing is in doubt

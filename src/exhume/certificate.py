@@ -16,12 +16,15 @@ from exhume.objective import Objective, Point
 # Fitted to the "fit" victims of benchmarks/calibration.py and frozen; see docs/certificate.md.
 # log odds = ODDS . (1, log score, log deviation, log agreement)
 # log error = ERROR . (1, log deviation, log agreement)
-ODDS = (-3.0, 0.25, -0.8, -1.5)
-ERROR = (-0.3, 0.5, 0.25)
-MIN_PROBABILITY = 0.85
+ODDS = (-3.4, 0.34, -0.67, -2.0)
+ERROR = (-0.2, 0.34, 0.48)
+MIN_PROBABILITY = 0.75
 FALSE_RATE = 0.03  # upper end of the 95% interval on those victims
 UNKNOWN = 0.3  # stands for a deviation or an agreement that was not computed: as large as a match may be
 SAME = 0.1  # relative distance below which two candidates are one
+UNEXPLAINED = (
+    0.3  # share of the held-out energy left over, above which the equation does not describe the weights
+)
 SLACK = 0.5  # how far training on squared loss may overshoot a label
 
 NOTES = (
@@ -97,7 +100,7 @@ def certify(
     log odds_i = a . (1, log score_i, log deviation_i, log agreement_i)
 
     Certified are candidates of sufficient odds, but for copies of a better one and for those where the network's
-    output is out of the range of the labels it was trained to.
+    output is out of the range of the labels it was trained to; none where the held-out equations stay unexplained.
 
     Args:
         evidence: what was attacked.
@@ -116,6 +119,7 @@ def certify(
     logs = features(score, deviation, agreement)
     probability = torch.sigmoid(logs @ score.new_tensor(ODDS))
     certified = (probability > MIN_PROBABILITY) & ~copies(u, probability) & ~implausible(evidence, u)
+    certified &= held_out < UNEXPLAINED
     return Certificate(
         score=score,
         deviation=deviation,
