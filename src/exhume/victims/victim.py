@@ -79,7 +79,11 @@ class Victim:
 
 def make_victim(case: Case) -> Victim:
     """Draw rows, train a network on them and hand out both sides."""
-    rows = split(load(case.data), case.n, case.seed)
+    return train_victim(case, split(load(case.data), case.n, case.seed))
+
+
+def train_victim(case: Case, rows: Split) -> Victim:
+    """Train a network on given rows, of the kind the case names."""
     if case.swap:
         rows = Split(train=rows.control, control=rows.train, spec=rows.spec)
     size = rows.spec.size
