@@ -17,8 +17,9 @@ from exhume.equations.recipe import dynamics, gaps, unknowns
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
-from exhume.moves.polish import Polish, Polished, told
+from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
+from exhume.moves.refine import refine
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import ColumnSearch
 from exhume.objective import Objective, Point
@@ -210,15 +211,17 @@ class SpanAttack:
             notes.append(f"training was not simulated, which needs {', '.join(missing)}")
             return None
         space, shape = ground.space, evidence.input.shape
-        found = self.polish.run(
-            lambda part: self._objective(evidence, ground, part),
+        found, said = refine(
+            self.polish,
+            evidence.recipe,
+            lambda part, smoothing: self._objective(evidence, ground, part, smoothing),
             dynamics(evidence.recipe).bind(evidence, space),
-            lambda z: unknowns(evidence, z, space.expand(z).view(-1, *shape)),
+            lambda z, lr: unknowns(evidence, z, space.expand(z).view(-1, *shape), lr),
             point.z,
-            lambda gap: clock.tick(f"polish by simulated training, {gap:.2g} from the true weights", None),
+            lambda gap: clock.tick(f"simulated training ends {gap:.2g} from the true weights", None),
         )
-        notes.append(told(found))
-        return found if found.gap < found.before else None
+        notes.extend(said)
+        return found
 
     def _find(
         self, evidence: Evidence, ground: Ground, parts: tuple[Part, Part] | None, seed: int, clock: Clock
@@ -265,10 +268,12 @@ class SpanAttack:
         """Without structure every column of a dense Jacobian costs a pass through the model: CG from the start."""
         return self.solver if evidence.chain is not None else replace(self.solver, dense_limit=0)
 
-    def _objective(self, evidence: Evidence, ground: Ground, part: Part | None) -> Objective:
+    def _objective(
+        self, evidence: Evidence, ground: Ground, part: Part | None, smoothing: float | None = None
+    ) -> Objective:
         box = evidence.input.box()
         terms = self.priors if box is None or self.box == 0 else (*self.priors, Box(*box, self.box))
-        equation = self.equation.bind(evidence, ground.space, ground.decay, part=part)
+        equation = self.equation.bind(evidence, ground.space, ground.decay, smoothing, part)
         if equation.energy == 0:
             raise MissingEvidence(
                 f"attack {self.name!r} needs layers that changed in training, but those it uses did not; use"

@@ -14,8 +14,8 @@ LOSSES = {"mse": "mse", "logistic": "logistic", "bce": "logistic", "cross-entrop
 
 
 def gaps(recipe: Recipe) -> tuple[str, ...]:
-    """What a simulation needs and the recipe lacks, in words."""
-    found = [f"[recipe] {name}" for name in ("loss", "lr", "steps") if getattr(recipe, name) is None]
+    """What a simulation needs and the recipe lacks, in words; a missing learning rate can be searched for."""
+    found = [f"[recipe] {name}" for name in ("loss", "steps") if getattr(recipe, name) is None]
     if recipe.loss is not None and recipe.loss not in LOSSES:
         found.append(f"a loss that can be simulated, not {recipe.loss!r}")
     if recipe.optimizer not in (None, "sgd"):
@@ -38,16 +38,17 @@ def dynamics(recipe: Recipe) -> Dynamics:
     return Dynamics(loss=LOSSES[recipe.loss], steps=recipe.steps, reduction=recipe.reduction or "mean")
 
 
-def unknowns(evidence: Evidence, z: Tensor, u: Tensor) -> Unknowns:
+def unknowns(evidence: Evidence, z: Tensor, u: Tensor, lr: float) -> Unknowns:
     """What the run depends on: candidates z [m, q], their labels, and the numbers of the recipe.
 
     Args:
         evidence: with a recipe without gaps.
         z: coordinates of the candidates.
         u: the same as model inputs [m, *shape].
+        lr: learning rate.
     """
     recipe = evidence.recipe
-    numbers = (recipe.lr, recipe.momentum or 0.0, recipe.weight_decay or 0.0)
+    numbers = (lr, recipe.momentum or 0.0, recipe.weight_decay or 0.0)
     return Unknowns(z, labels(evidence, u), *torch.tensor(numbers, dtype=torch.float64).unbind())
 
 

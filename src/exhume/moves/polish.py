@@ -10,8 +10,11 @@ equation for the corrected target, and again, converges to samples whose simulat
 (defect correction; Stetter, Numer. Math. 1978). A round costs one run of training and one solve.
 
 ReLU gates are the obstacle: a gate that flips between a candidate and the true sample moves its unit's equations by
-a jump that no linearisation sees. So a round uses only settled units, whose pre-activations are further from zero, at
-every candidate, than the candidates are from the samples; as these come closer, more units settle.
+a jump that no linearisation sees. There are two ways around it, and the correction is exact at the true samples with
+either. Smoothed gates, as soft as the candidates are uncertain, let candidates move through the jumps, from far away
+and in deep nets. Settled units, whose pre-activations are further from zero, at every candidate, than the candidates
+are from the samples, make the last steps fast; as these come closer, more units settle. A way that no longer helps
+gives the other its turn.
 """
 
 from __future__ import annotations
@@ -23,14 +26,20 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from exhume.equations.coarse import Coarse, Coarsened
 from exhume.equations.part import Part
-from exhume.equations.simulation import BoundDynamics, Simulation, Unknowns
+from exhume.equations.simulation import BoundDynamics, Unknowns
 from exhume.evidence import Parameters
+from exhume.moves.rate import RateSearch
 from exhume.objective import Objective
 from exhume.solvers.base import Progress
 from exhume.solvers.varpro import VarPro
 
+Choice = tuple[Part | None, float | None]  # equations, and slope of the softplus in place of ReLU
+Way = Callable[[BoundDynamics, Parameters, Tensor, float], Choice]
 CHORD = (0.0, 0.25, 0.5, 0.75, 1.0)  # where on the way from theta_0 to the simulated end gates are looked at
+
+EXACT = 1e-8  # a gap that is rounding
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,6 +52,8 @@ class Polished:
         before: the same where it started.
         trace: the same after each round.
         diverged: whether the very first simulation left the finite numbers.
+        factor: steps of the run that the simulation made one, at most.
+        error: estimated error of the simulation, relative to the change, at most.
     """
 
     z: Tensor
@@ -50,6 +61,22 @@ class Polished:
     before: float
     trace: tuple[float, ...]
     diverged: bool
+    factor: float
+    error: float
+
+    @property
+    def better(self) -> bool:
+        """Whether the candidates may replace those it started from.
+
+        A wrong recipe, or a wrong set of candidates, leaves a gap that moving the candidates cannot close; what they
+        gain by trying is no evidence.
+        """
+        return self.gap <= 0.5 * self.before
+
+    @property
+    def near(self) -> bool:
+        """Whether the simulated run ends as near to the true weights as it can be told."""
+        return self.gap <= max(self.error, EXACT)
 
 
 @dataclass(frozen=True)
@@ -61,21 +88,29 @@ class Polish:
         margin: a unit is settled if every pre-activation is this many times further from zero than the error of a
             candidate would typically move it.
         surplus: equations kept for each unknown, even if units must be used that are not settled.
+        softness: width of a smoothed gate, in pre-activations that the error of a candidate would typically move.
+        turn: a round that leaves more of the gap than this gives the other way of treating gates its turn.
         patience: rounds without a smaller gap before giving up.
         largest: gap at the start above which the recipe is taken to be another one.
         solver: of the corrected equation.
+        coarse: how long runs are simulated.
+        rate: search for the learning rate where the stated one does not fit.
     """
 
-    rounds: int = 12
+    rounds: int = 16
     margin: float = 2.0
     surplus: float = 3.0
+    softness: float = 2.0
+    turn: float = 0.7
     patience: int = 3
     largest: float = 0.3
     solver: VarPro = VarPro()
+    coarse: Coarse = Coarse()
+    rate: RateSearch = RateSearch()
 
     def run(
         self,
-        objective: Callable[[Part | None], Objective],
+        objective: Callable[[Part | None, float | None], Objective],
         dynamics: BoundDynamics,
         unknowns: Callable[[Tensor], Unknowns],
         z: Tensor,
@@ -90,24 +125,29 @@ class Polish:
             z: where to start [m, q].
             progress: called with the gap after each round; returning True stops.
         """
-        everything = objective(None)
-        end = dynamics.simulate(unknowns(z))
-        before = gap = self._gap(everything, dynamics, end)
-        best, error, trace, idle = (gap, z), gap, [gap], 0
-        if not before < self.largest:
-            return Polished(z, before, before, (before,), end.diverged)
-        for _ in range(self.rounds):
-            part = self._settled(dynamics, end.end, z, error)
-            problem = objective(part)
+        everything = objective(None, None)
+        end = self.coarse.simulate(dynamics, unknowns(z))
+        before = gap = distance(everything, dynamics, end)
+        best, trace, idle, factor, inexact = (gap, z), [gap], 0, end.factor, end.error
+        ways = self._ways(dynamics)
+        error = gap
+        for _ in range(self.rounds if before < self.largest else 0):
+            # Nearer than the simulation is exact there is nothing to see.
+            if gap <= max(end.error, EXACT) or idle == self.patience:
+                break
+            problem = objective(*ways[0](dynamics, end.end, z, error))
             z = self._corrected(problem, dynamics, end.end, z)
-            end = dynamics.simulate(unknowns(z))
-            gap, error = (self._gap(o, dynamics, end) for o in (everything, problem))
+            end = self.coarse.simulate(dynamics, unknowns(z))
+            last, (gap, error) = gap, (distance(o, dynamics, end) for o in (everything, problem))
             trace.append(gap)
             idle = 0 if gap < best[0] else idle + 1
             best = min(best, (gap, z), key=lambda pair: pair[0])
-            if progress(gap) or idle == self.patience or not math.isfinite(gap):
+            factor, inexact = max(factor, end.factor), max(inexact, end.error)
+            if progress(gap) or not math.isfinite(gap):
                 break
-        return Polished(best[1], best[0], before, tuple(trace), False)
+            if gap > self.turn * last:
+                ways = (*ways[1:], ways[0])
+        return Polished(best[1], best[0], before, tuple(trace), not math.isfinite(before), factor, inexact)
 
     def _corrected(self, problem: Objective, dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
         """Solve the span equation for the target without the defect that the nodes have at z."""
@@ -117,23 +157,44 @@ class Polish:
         defect = problem.aimed_at(simulated).at(z).residual
         return self.solver.minimise(problem.aimed_at(target - defect), z).point.z
 
-    def _gap(self, problem: Objective, dynamics: BoundDynamics, end: Simulation) -> float:
-        """Distance of the simulated weights from the true ones in the equations of a problem, relative to |t|."""
-        if end.diverged:
-            return math.inf
-        missed = problem.equation.vector(_difference(end.end, dynamics.net.final))
-        return float(missed.norm()) / problem.equation.energy**0.5
-
-    def _settled(self, dynamics: BoundDynamics, end: Parameters, z: Tensor, error: float) -> Part | None:
-        """The units of the first layer that no gate can surprise; None, for all, where nothing jumps."""
+    def _ways(self, dynamics: BoundDynamics) -> tuple[Way, ...]:
+        """How a round deals with the gates of a net."""
         chain = dynamics.net.chain
-        if chain is None or not chain.activations[0].piecewise_linear or len(chain.weights) == 1:
-            return None
-        distance = clearance(dynamics, end, z)
+        jumps = chain is not None and any(phi.piecewise_linear for phi in chain.activations[:-1])
+        if chain is None or not jumps:
+            return (_as_it_is,)
+        soft = not chain.smoothed(1.0).piecewise_linear
+        # Gates of a second layer move every equation of the first: no unit is settled.
+        settled = len(chain.weights) == 2 or not soft
+        return (*([self._smoothed] if soft else []), *([self._settled] if settled else []))
+
+    def _smoothed(self, dynamics: BoundDynamics, _: Parameters, z: Tensor, error: float) -> Choice:
+        """All units, with gates as soft as the candidates are uncertain."""
+        chain, net = dynamics.net.chain, dynamics.net
+        assert chain is not None
+        return None, 1 / (
+            self.softness * error * float(_moved(net.embed(z), net.init[chain.weights[0]], z).median())
+        )
+
+    def _settled(self, dynamics: BoundDynamics, end: Parameters, z: Tensor, error: float) -> Choice:
+        """The units of the first layer that no gate can surprise."""
+        free = clearance(dynamics, end, z)
         m, q = z.shape
         least = math.ceil(self.surplus * m * q / (q + 2))
-        kept = max(int((distance > self.margin * error).sum()), least)
-        return Part(distance.argsort(descending=True)[:kept].sort().values, rest=True, share=1.0, seed=0)
+        kept = max(int((free > self.margin * error).sum()), least)
+        return Part(free.argsort(descending=True)[:kept].sort().values, rest=True, share=1.0, seed=0), None
+
+
+def _as_it_is(*_: object) -> Choice:
+    return None, None
+
+
+def distance(problem: Objective, dynamics: BoundDynamics, end: Coarsened) -> float:
+    """Distance of the simulated weights from the true ones in the equations of a problem, relative to |t|."""
+    if end.diverged:
+        return math.inf
+    missed = problem.equation.vector(_difference(end.end, dynamics.net.final))
+    return float(missed.norm()) / problem.equation.energy**0.5
 
 
 def clearance(dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
@@ -152,34 +213,14 @@ def clearance(dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
         pre = v @ w.T
         if bias is not None:
             pre = pre + torch.lerp(net.init[bias], end[bias], node)
-        typical = v.norm(dim=1)[:, None] * w.norm(dim=1) / z.shape[1] ** 0.5
-        found = torch.minimum(found, (pre.abs() / typical.clamp_min(1e-300)).amin(0))
+        found = torch.minimum(found, (pre.abs() / _moved(v, w, z).clamp_min(1e-300)).amin(0))
     return found
+
+
+def _moved(v: Tensor, w: Tensor, z: Tensor) -> Tensor:
+    """|w_j| |v_i| / sqrt(q), [m, w]."""
+    return v.norm(dim=1)[:, None] * w.norm(dim=1) / z.shape[1] ** 0.5
 
 
 def _difference(a: Parameters, b: Parameters) -> Parameters:
     return {k: a[k] - p for k, p in b.items()}
-
-
-def told(found: Polished) -> str:
-    """What polishing did, as a sentence; a recipe that contradicts the weights is named."""
-    if found.diverged:
-        return (
-            "training on the candidates, simulated with the stated recipe, diverged: the recipe contradicts the"
-            " weights (learning rate, momentum or loss), and the candidates were not polished"
-        )
-    if len(found.trace) == 1:
-        return (
-            f"training on the candidates, simulated with the stated recipe, ends {found.before:.0%} of the change"
-            " away from the true weights: the recipe contradicts them (loss, learning rate, steps, labels), or"
-            " candidates are missing or wrong; they were not polished"
-        )
-    if found.gap > 0.5 * found.before:
-        return (
-            f"simulated training on the candidates stays {found.gap:.1%} of the change away from the true weights"
-            f" ({found.before:.1%} before polishing): a candidate is missing or wrong, or the recipe is not exact"
-        )
-    return (
-        f"candidates were polished until simulated training on them ended {found.gap:.2%} of the change away from the"
-        f" true weights ({found.before:.1%} before)"
-    )
