@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -79,6 +80,23 @@ class Polished:
         return self.gap <= max(self.error, EXACT)
 
 
+@dataclass(frozen=True, eq=False)
+class _State:
+    """Candidates, the simulated run on them, and how far it ends from the true weights.
+
+    Args:
+        z: [m, q].
+        end: of the run.
+        gap: in all equations.
+        error: in those that were just solved, a measure of the candidates' errors.
+    """
+
+    z: Tensor
+    end: Coarsened
+    gap: float
+    error: float
+
+
 @dataclass(frozen=True)
 class Polish:
     """Configuration of the defect correction.
@@ -87,9 +105,11 @@ class Polish:
         rounds: most simulations.
         margin: a unit is settled if every pre-activation is this many times further from zero than the error of a
             candidate would typically move it.
-        surplus: equations kept for each unknown, even if units must be used that are not settled.
+        surplus: equations kept for each unknown, even if units must be used that are not settled: few are clean,
+            many are well conditioned, and a round that does not help gives the next its turn.
         softness: width of a smoothed gate, in pre-activations that the error of a candidate would typically move.
-        turn: a round that leaves more of the gap than this gives the other way of treating gates its turn.
+        turn: a round that leaves more of the gap than this gives the next way of treating gates its turn.
+        astray: a round that ends with more than this times the smallest gap is undone.
         patience: rounds without a smaller gap before giving up.
         largest: gap at the start above which the recipe is taken to be another one.
         solver: of the corrected equation.
@@ -97,12 +117,13 @@ class Polish:
         rate: search for the learning rate where the stated one does not fit.
     """
 
-    rounds: int = 16
+    rounds: int = 40
     margin: float = 2.0
-    surplus: float = 3.0
+    surplus: tuple[float, ...] = (2.0, 3.0, 5.0, 8.0)
     softness: float = 2.0
-    turn: float = 0.7
-    patience: int = 3
+    turn: float = 0.8
+    astray: float = 1.3
+    patience: int = 9
     largest: float = 0.3
     solver: VarPro = VarPro()
     coarse: Coarse = Coarse()
@@ -126,28 +147,36 @@ class Polish:
             progress: called with the gap after each round; returning True stops.
         """
         everything = objective(None, None)
-        end = self.coarse.simulate(dynamics, unknowns(z))
-        before = gap = distance(everything, dynamics, end)
-        best, trace, idle, factor, inexact = (gap, z), [gap], 0, end.factor, end.error
+
+        def reach(z: Tensor, problem: Objective) -> _State:
+            end = self.coarse.simulate(dynamics, unknowns(z))
+            return _State(z, end, *(distance(o, dynamics, end) for o in (everything, problem)))
+
+        best = now = reach(z, everything)
+        before, trace, idle = best.gap, [best.gap], 0
+        factor, inexact = now.end.factor, now.end.error
         ways = self._ways(dynamics)
-        error = gap
         for _ in range(self.rounds if before < self.largest else 0):
             # Nearer than the simulation is exact there is nothing to see.
-            if gap <= max(end.error, EXACT) or idle == self.patience:
+            if best.gap <= max(now.end.error, EXACT) or idle == self.patience:
                 break
-            problem = objective(*ways[0](dynamics, end.end, z, error))
-            z = self._corrected(problem, dynamics, end.end, z)
-            end = self.coarse.simulate(dynamics, unknowns(z))
-            last, (gap, error) = gap, (distance(o, dynamics, end) for o in (everything, problem))
-            trace.append(gap)
-            idle = 0 if gap < best[0] else idle + 1
-            best = min(best, (gap, z), key=lambda pair: pair[0])
-            factor, inexact = max(factor, end.factor), max(inexact, end.error)
-            if progress(gap) or not math.isfinite(gap):
-                break
-            if gap > self.turn * last:
+            problem = objective(*ways[0](dynamics, now.end.end, now.z, now.error))
+            after = reach(self._corrected(problem, dynamics, now.end.end, now.z), problem)
+            if now is best and after.gap > best.gap:
+                # From the best point an overshoot is worth a shorter step.
+                half = reach(problem.space.retract(now.z + 0.5 * (after.z - now.z)), problem)
+                after = min(after, half, key=lambda state: state.gap)
+            trace.append(after.gap)
+            factor, inexact = max(factor, after.end.factor), max(inexact, after.end.error)
+            if after.gap > self.turn * now.gap:
                 ways = (*ways[1:], ways[0])
-        return Polished(best[1], best[0], before, tuple(trace), not math.isfinite(before), factor, inexact)
+            idle = 0 if after.gap < best.gap else idle + 1
+            best = min(best, after, key=lambda state: state.gap)
+            # A somewhat larger gap may lie on the way to a smaller one; a much larger one does not.
+            now = after if after.gap < self.astray * best.gap else best
+            if progress(after.gap):
+                break
+        return Polished(best.z, best.gap, before, tuple(trace), not math.isfinite(before), factor, inexact)
 
     def _corrected(self, problem: Objective, dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
         """Solve the span equation for the target without the defect that the nodes have at z."""
@@ -166,7 +195,10 @@ class Polish:
         soft = not chain.smoothed(1.0).piecewise_linear
         # Gates of a second layer move every equation of the first: no unit is settled.
         settled = len(chain.weights) == 2 or not soft
-        return (*([self._smoothed] if soft else []), *([self._settled] if settled else []))
+        return (
+            *([self._smoothed] if soft else []),
+            *([partial(self._settled, surplus=s) for s in self.surplus] if settled else []),
+        )
 
     def _smoothed(self, dynamics: BoundDynamics, _: Parameters, z: Tensor, error: float) -> Choice:
         """All units, with gates as soft as the candidates are uncertain."""
@@ -176,11 +208,13 @@ class Polish:
             self.softness * error * float(_moved(net.embed(z), net.init[chain.weights[0]], z).median())
         )
 
-    def _settled(self, dynamics: BoundDynamics, end: Parameters, z: Tensor, error: float) -> Choice:
+    def _settled(
+        self, dynamics: BoundDynamics, end: Parameters, z: Tensor, error: float, surplus: float
+    ) -> Choice:
         """The units of the first layer that no gate can surprise."""
         free = clearance(dynamics, end, z)
         m, q = z.shape
-        least = math.ceil(self.surplus * m * q / (q + 2))
+        least = math.ceil(surplus * m * q / (q + 2))
         kept = max(int((free > self.margin * error).sum()), least)
         return Part(free.argsort(descending=True)[:kept].sort().values, rest=True, share=1.0, seed=0), None
 
