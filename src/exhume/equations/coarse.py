@@ -2,7 +2,8 @@
 
 Where steps are small, a run is nearly a flow, and T_e / n of its steps can be one: n steps without momentum, of
 
-    h = (1 - kappa^(1/n)) / decay   (T_e lr / (1 - momentum) / n without decay),    T_e = T - momentum / (1 - momentum)
+    h = (1 - kappa^(1/n)) / decay   (T_e lr / (1 - momentum) / n without decay)
+    T_e = T - momentum / (1 - momentum)
 
 so that the weights decay by kappa, as in the run itself, and rest where it rests: a step multiplies what no gradient
 reaches by 1 - h decay. T_e counts the steps that momentum took to build up. The end is E(k) = E(0) + C k + O(k^2) in
@@ -24,7 +25,7 @@ from exhume.equations.risk import flatten, unflatten
 from exhume.equations.simulation import BoundDynamics, Unknowns
 from exhume.evidence import Parameters, Recipe
 
-GAIN = 2.0  # fall of the error from 2 k to k, less one: 3 for smooth nets, 1 where gates flip; measured with ReLU
+GAIN = 2.0  # fall of the error from 2 k to k, less one: 3 for smooth nets, 1 where gates flip
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,17 +87,13 @@ class Coarse:
             ends.append(flow.end(dynamics, unknowns, n))
             spent += n
             if len(ends) >= 3:
-                near, far = (
-                    flow.extrapolated(*ends[i - 2 : i][::-1], n // j)
-                    for i, j in ((len(ends), 1), (len(ends) - 1, 2))
-                )
-                error = float((near - far).norm()) / (GAIN * size)
+                error = flow.error(ends, n) / size
                 if error <= self.tolerance:
-                    return Coarsened(
-                        unflatten(near, dynamics.shapes), flow.time / n, error, False, spent
-                    ), spent
-                doublings = math.floor(math.log2(dynamics.steps / (4 * n)))
-                if error > self.tolerance * 4**doublings:
+                    end = unflatten(flow.extrapolated(ends[-1], ends[-2], n), dynamics.shapes)
+                    return Coarsened(end, flow.time / n, error, False, spent), spent
+                # At second order each halving of the steps gains a factor of 4 at most.
+                halvings = math.floor(math.log2(dynamics.steps / (4 * n)))
+                if error > self.tolerance * 4**halvings:
                     break
             n *= 2
         return None, spent
@@ -131,6 +128,15 @@ class Flow:
         """The line through the ends of n and n / 2 steps, at the coarseness of the run."""
         k = self.time / n
         return near + (self.goal - k) / k * (far - near)
+
+    def error(self, ends: list[Tensor], n: int) -> float:
+        """Estimated error of the line, by its bend at the last three ends, of which the last took n steps.
+
+        With E(k) = E + C k + Q k^2 the line misses Q (goal - k) (goal - 2 k), and momentum of its own Q goal^2.
+        """
+        bend = ends[-3] - ends[-2] - 2 * (ends[-2] - ends[-1])  # 6 Q k^2
+        r = self.goal * n / self.time
+        return float(bend.norm()) * (abs((1 - r) * (2 - r)) + r * r) / (2 * GAIN)
 
 
 def _flow(dynamics: BoundDynamics, unknowns: Unknowns) -> Flow | None:
