@@ -1,8 +1,8 @@
 """Can the certificate be believed? Thresholds set on some victims, reported on others.
 
-Every victim is attacked, without simulated training; its certificate, which never sees the truth, is compared with the
-truth afterwards. Some targets are attacked again with the change of weights reassigned to other hidden units, where
-nothing is to be found.
+Every victim is attacked, without simulated training; its certificate, which never sees the truth, is compared with
+the truth afterwards. Some targets are attacked again with the change of weights reassigned to other hidden units,
+where nothing is to be found.
 
     python benchmarks/calibration.py --json calibration.json --plot docs/calibration.png
 """
