@@ -24,13 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
-import torch
 from torch import Tensor
 
 from exhume.equations.coarse import Coarse, Coarsened
 from exhume.equations.part import Part
 from exhume.equations.simulation import BoundDynamics, Unknowns
 from exhume.evidence import Parameters
+from exhume.moves.gates import clearance, moved
 from exhume.moves.rate import RateSearch
 from exhume.objective import Objective
 from exhume.solvers.base import Progress
@@ -38,7 +38,6 @@ from exhume.solvers.varpro import VarPro
 
 Choice = tuple[Part | None, float | None]  # equations, and slope of the softplus in place of ReLU
 Way = Callable[[BoundDynamics, Parameters, Tensor, float], Choice]
-CHORD = (0.0, 0.25, 0.5, 0.75, 1.0)  # where on the way from theta_0 to the simulated end gates are looked at
 
 EXACT = 1e-8  # a gap that is rounding
 
@@ -72,7 +71,7 @@ class Polished:
         A wrong recipe, or a wrong set of candidates, leaves a gap that moving the candidates cannot close; what they
         gain by trying is no evidence.
         """
-        return self.gap <= 0.5 * self.before
+        return self.gap <= 0.5 * self.before < math.inf
 
     @property
     def near(self) -> bool:
@@ -205,7 +204,7 @@ class Polish:
         chain, net = dynamics.net.chain, dynamics.net
         assert chain is not None
         return None, 1 / (
-            self.softness * error * float(_moved(net.embed(z), net.init[chain.weights[0]], z).median())
+            self.softness * error * float(moved(net.embed(z), net.init[chain.weights[0]], z).median())
         )
 
     def _settled(
@@ -229,31 +228,6 @@ def distance(problem: Objective, dynamics: BoundDynamics, end: Coarsened) -> flo
         return math.inf
     missed = problem.equation.vector(_difference(end.end, dynamics.net.final))
     return float(missed.norm()) / problem.equation.energy**0.5
-
-
-def clearance(dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
-    """Relative error of a candidate that would typically flip a gate of each unit, the smallest over candidates, [w].
-
-    |w_j . v_i + b_j| / (|w_j| |v_i| / sqrt(q)): a random error of relative size e moves a pre-activation by about e
-    times the denominator.
-    """
-    chain, net = dynamics.net.chain, dynamics.net
-    assert chain is not None
-    weight, bias = chain.weights[0], chain.biases[0]
-    v = net.embed(z)
-    found = torch.full((net.init[weight].shape[0],), math.inf, dtype=v.dtype)
-    for node in CHORD:
-        w = torch.lerp(net.init[weight], end[weight], node)
-        pre = v @ w.T
-        if bias is not None:
-            pre = pre + torch.lerp(net.init[bias], end[bias], node)
-        found = torch.minimum(found, (pre.abs() / _moved(v, w, z).clamp_min(1e-300)).amin(0))
-    return found
-
-
-def _moved(v: Tensor, w: Tensor, z: Tensor) -> Tensor:
-    """|w_j| |v_i| / sqrt(q), [m, w]."""
-    return v.norm(dim=1)[:, None] * w.norm(dim=1) / z.shape[1] ** 0.5
 
 
 def _difference(a: Parameters, b: Parameters) -> Parameters:

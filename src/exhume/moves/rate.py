@@ -69,11 +69,11 @@ class RateSearch:
         middle = grid[gaps.index(least)]
         refined = minimize_scalar(
             lambda x: min(gap(math.exp(x)), WORST),
-            bounds=(middle - spacing, middle + spacing),
+            bounds=(max(middle - spacing, grid[0]), min(middle + spacing, grid[-1])),
             method="bounded",
             options={"xatol": self.exactness},
         )
         x, least = min(((refined.x, refined.fun), (middle, least)), key=lambda pair: pair[1])
         lr = math.exp(x)
-        sharp = min(gap(lr / self.step), gap(lr * self.step)) > 2 * least
+        sharp = bool(min(gap(lr / self.step), gap(lr * self.step)) > 2 * least)
         return Fitted(lr, float(least), sharp)

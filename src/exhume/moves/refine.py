@@ -16,6 +16,8 @@ from exhume.moves.telling import none_fits, rate_in_vain, rate_told, told
 from exhume.objective import Objective
 from exhume.solvers.base import Progress
 
+FITS = 0.01  # a rate that leaves a smaller gap is the right one, even where polishing does not halve it
+
 
 def refine(
     polish: Polish,
@@ -72,7 +74,7 @@ def refine(
     if not (fitted.gap < polish.largest and fitted.gap <= 0.5 * before):
         return None, [*notes, none_fits() if stated is None else told(stated, "the stated recipe")]
     found = run(fitted.lr)
-    if not (found.better or found.near):
+    if not (found.better or found.near or found.gap < FITS):
         return None, [*notes, rate_in_vain(fitted, found, stated)]
     said = rate_told(fitted, recipe.lr)
     return (found if found.better else None), [*notes, said, told(found, "that learning rate")]
