@@ -1,4 +1,4 @@
-"""Polish: with the recipe known, samples become far more exact; with a wrong one nothing gets worse, and it is said."""
+"""Polish: with the recipe known samples become far more exact; with a wrong one nothing gets worse, and it is said."""
 
 from dataclasses import replace
 from functools import cache
