@@ -92,7 +92,7 @@ KINDS = {
     "relu": {"training": TrainConfig(max_steps=400)},
     "two hidden layers": {"hidden": (300, 100), "n": 4, "training": TrainConfig(max_steps=400)},
     "tanh": {"activation": "tanh", "n": 4, "training": TrainConfig(max_steps=300)},
-    "logistic": {"training": TrainConfig(loss="logistic", max_steps=400, tolerance=0.0)},
+    "logistic": {"training": TrainConfig(loss="logistic", max_steps=600, tolerance=0.0)},
     "decay and momentum": {"training": TrainConfig(weight_decay=1e-2, momentum=0.9, lr=0.002, max_steps=300)},
     "float32": {"training": TrainConfig(dtype=torch.float32, max_steps=200, tolerance=0.0)},
 }
