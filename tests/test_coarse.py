@@ -41,8 +41,9 @@ def off(bound, found, exact):
     return float((a - b).norm() / bound.target().norm())
 
 
-@pytest.mark.parametrize("activation", ["relu", "tanh"])
-@pytest.mark.parametrize("how", SLOW)
+@pytest.mark.parametrize(
+    ("how", "activation"), [*((how, "tanh") for how in SLOW), ("plain", "relu"), ("momentum", "relu")]
+)
 def test_the_end_of_a_long_run_is_met_within_the_stated_error(how, activation):
     """Four thousand steps: error and estimate about 1% of the change, error at most five times the estimate.
 
@@ -62,12 +63,12 @@ def test_the_end_of_a_long_run_is_met_within_the_stated_error(how, activation):
 
 def test_few_steps_are_simulated_as_they_are():
     bound, at, exact = run("plain")
-    for short in (Coarse(limit=4000), Coarse(tolerance=1e-9)):
-        found = short.simulate(bound, at)
+    for careful in (Coarse(limit=4000), Coarse(tolerance=1e-9)):
+        found = careful.simulate(bound, at)
         assert (found.factor, found.error) == (1.0, 0.0)
         assert off(bound, found, exact) == 0.0
-    batches = replace(bound, batch_size=2)
-    assert off(batches, Coarse().simulate(batches, at), batches.simulate(at)) == 0.0
+    batches = replace(bound, batch_size=2, steps=200)
+    assert off(batches, Coarse(limit=10).simulate(batches, at), batches.simulate(at)) == 0.0
 
 
 def test_steps_too_large_to_be_stable_are_halved():

@@ -1,4 +1,4 @@
-"""Polish: with the recipe known samples become far more exact; with a wrong one nothing gets worse, and it is said."""
+"""Polish: samples become far more exact where the recipe is known; a wrong one is named, and makes nothing worse."""
 
 from dataclasses import replace
 from functools import cache
@@ -26,7 +26,7 @@ from exhume.victims.train import train as train_model
 from exhume.victims.victim import Case, make_victim
 from planted import NO_DECAY, UNEQUAL, affine, distance, draw, random_evidence
 
-POLISH = Polish()
+POLISH = Polish(rounds=6)
 UNCONVERGED = TrainConfig(max_steps=64)
 
 
@@ -89,7 +89,7 @@ def median(victim, x):
 
 
 KINDS = {
-    "relu": {"training": TrainConfig(max_steps=600)},
+    "relu": {"training": TrainConfig(max_steps=400)},
     "two hidden layers": {"hidden": (300, 100), "n": 4, "training": TrainConfig(max_steps=400)},
     "tanh": {"activation": "tanh", "n": 4, "training": TrainConfig(max_steps=300)},
     "logistic": {"training": TrainConfig(loss="logistic", max_steps=600, tolerance=0.0)},
@@ -120,11 +120,10 @@ def test_the_attack_polishes_and_says_so():
     assert float(found.certificate.error_estimate.max()) < float(before.certificate.error_estimate.max()) / 3
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_without_biases_the_scale_of_a_sample_is_left(seed):
+def test_without_biases_the_scale_of_a_sample_is_left():
     """Gradients of a net without biases are homogeneous: c s phi(x) and c phi(s x) agree, so no span equation tells
     the norm of a sample, and polish, which solves span equations, improves directions only."""
-    kind = {"bias": False, "training": TrainConfig(max_steps=400), "seed": seed}
+    kind = {"bias": False, "training": TrainConfig(max_steps=400), "seed": 1}
     victim, before = digits(**kind), fitted(**kind)
     _, x, _ = refined(victim)
     assert median(victim, x) <= median(victim, before.x)
@@ -184,10 +183,10 @@ def test_a_learning_rate_that_was_not_stated_is_found():
 
 def test_after_convergence_no_learning_rate_is_claimed():
     victim = digits(**KINDS["relu"])
-    for lr in (None, 0.4):
-        _, x, notes = refined(victim, stated(victim, lr=lr))
-        assert "fits them" not in notes
-        assert median(victim, x) <= median(victim, fitted_of(victim).x)
+    _, x, notes = refined(victim, stated(victim, lr=0.4), polish=replace(POLISH, rounds=3))
+    assert "fits them" not in notes
+    assert "do not tell the right one" in notes
+    assert median(victim, x) <= median(victim, fitted_of(victim).x)
 
 
 def test_the_search_finds_the_smallest_gap_and_knows_a_flat_one():
@@ -296,12 +295,12 @@ def test_labels_are_guessed_from_the_outputs(loss, kind, wanted):
     torch.testing.assert_close(found, out if wanted is None else torch.tensor(wanted, dtype=torch.float64))
 
 
-@pytest.mark.parametrize("generic", [False, True])
 @pytest.mark.parametrize("where", ["affine", "through zero"])
-@pytest.mark.parametrize("what", ["all", "part", "last layer"])
+@pytest.mark.parametrize(
+    ("what", "generic"),
+    [("all", False), ("part", False), ("last layer", False), ("all", True), ("part", True)],
+)
 def test_a_change_as_a_vector_is_the_target_and_a_target_can_be_set(generic, where, what):
-    if generic and what == "last layer":
-        pytest.skip("a module of unknown structure has no last layer")
     evidence = random_evidence((6, 9, 4, 2))
     evidence = replace(evidence, chain=None) if generic else evidence
     through = affine(6, 3)
@@ -322,7 +321,7 @@ def test_a_coarse_simulation_bounds_what_polish_claims():
     kind = {"activation": "tanh", "n": 4,
             "training": TrainConfig(lr=0.001, max_steps=3000, tolerance=0.0)}  # fmt: skip
     victim = digits(**kind)
-    found, x, notes = refined(victim, polish=Polish(coarse=Coarse(limit=100, tolerance=0.01)))
+    found, x, notes = refined(victim, polish=replace(POLISH, coarse=Coarse(limit=100, tolerance=0.01)))
     assert found is not None
     assert found.factor > 2
     assert "-fold larger steps, whose error is estimated at" in notes

@@ -34,7 +34,7 @@ def clearance(dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
 
 
 def moved(v: Tensor, w: Tensor, z: Tensor) -> Tensor:
-    """What an error as large as a candidate typically moves each pre-activation, |w_j| |v_i| / sqrt(q), [m, w].
+    """What an error as large as a candidate would typically move each pre-activation, |w_j| |v_i| / sqrt(q), [m, w].
 
     Args:
         v: inputs of the folded net [m, d].
