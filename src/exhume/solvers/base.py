@@ -71,4 +71,4 @@ class Solution(Generic[P]):
 
 
 Progress = Callable[[float], bool]
-"""Called with the loss after each step; returning True stops the run."""
+"""Called with the loss after each step, accepted or not; returning True stops the run."""

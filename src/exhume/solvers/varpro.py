@@ -47,6 +47,8 @@ class VarPro:
                 if trial.loss < point.loss:
                     break
                 damping *= 4
+                if progress is not None and progress(point.loss):
+                    return Solution(point, "stopped", "The budget ran out.", step, tuple(trace))
             else:
                 return Solution(point, "stalled", "No step lowered the loss.", step, tuple(trace))
             gain = (point.loss - trial.loss) / point.loss
