@@ -39,7 +39,7 @@ from exhume.solvers.varpro import VarPro
 Choice = tuple[Part | None, float | None]  # equations, and slope of the softplus in place of ReLU
 Way = Callable[[BoundDynamics, Parameters, Tensor, float], Choice]
 
-EXACT = 1e-8  # a gap that is rounding
+ENOUGH = 3e-4  # a gap this small is the goal: candidates are about as far from the samples
 
 
 @dataclass(frozen=True, eq=False)
@@ -76,7 +76,7 @@ class Polished:
     @property
     def near(self) -> bool:
         """Whether the simulated run ends as near to the true weights as it can be told."""
-        return self.gap <= max(self.error, EXACT)
+        return self.gap <= max(self.error, ENOUGH)
 
 
 @dataclass(frozen=True, eq=False)
@@ -157,7 +157,7 @@ class Polish:
         ways = self._ways(dynamics)
         for _ in range(self.rounds if before < self.largest else 0):
             # Nearer than the simulation is exact there is nothing to see.
-            if best.gap <= max(now.end.error, EXACT) or idle == self.patience:
+            if best.gap <= max(now.end.error, ENOUGH) or idle == self.patience:
                 break
             problem = objective(*ways[0](dynamics, now.end.end, now.z, now.error))
             after = reach(self._corrected(problem, dynamics, now.end.end, now.z), problem)
