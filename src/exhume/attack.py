@@ -132,12 +132,12 @@ class SpanAttack:
 
     def missing(self, evidence: Evidence) -> tuple[str, ...]:
         """What the attack needs and the evidence lacks."""
-        gaps = []
+        missing = []
         if evidence.init is None:
-            gaps.append("the initial weights ([model] init)")
+            missing.append("the initial weights ([model] init)")
         elif all(torch.equal(evidence.init[k], p) for k, p in evidence.final.items()):
-            gaps.append("final weights that differ from the initial ones")
-        return tuple(gaps)
+            missing.append("final weights that differ from the initial ones")
+        return tuple(missing)
 
     def run(
         self,
@@ -157,10 +157,10 @@ class SpanAttack:
         Raises:
             MissingEvidence: the evidence lacks something; all gaps are named.
         """
-        gaps = self.missing(evidence)
-        if gaps:
+        missing = self.missing(evidence)
+        if missing:
             raise MissingEvidence(
-                f"attack {self.name!r} needs {' and '.join(gaps)}; provide it, or choose another attack with"
+                f"attack {self.name!r} needs {' and '.join(missing)}; provide it, or choose another attack with"
                 " `exhume inspect`"
             )
         clock = Clock(budget, observer)
@@ -179,6 +179,12 @@ class SpanAttack:
             notes.append(
                 f"{len(point.z)} candidates were found, fewer than the {ground.first.rank} samples there must be"
             )
+        seen = ground.first.rank if ground.reduced and ground.first is not None else self.samples
+        if self.samples is not None and self.samples != seen:
+            notes.append(
+                f"{self.samples} samples were stated, but the first-layer change shows {seen}: as many as it shows"
+                " were sought"
+            )
         # The final fit uses all equations; what it rests on was decided without the held-out ones.
         everything = self._objective(evidence, ground, None)
         final = self._solver(evidence).minimise(
@@ -193,20 +199,25 @@ class SpanAttack:
             witnesses = torch.cat([point.z.new_zeros(0, evidence.input.size), *others])
             certificate = certify(evidence, fit, held, point.z, everything, final.point, witnesses)
         polished = self._polish(evidence, ground, final.point, notes, clock)
-        if polished is not None and certificate is not None:
-            certificate = certificate.sharpened(polished.gap / polished.before)
-        runs = [run for search in searches for run in search.runs]
         if polished is not None:
+            before, after = (ground.space.expand(z) for z in (final.point.z, polished.z))
+            moved = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
+            if certificate is not None:
+                certificate = certificate.polished(polished.gap / polished.before, moved)
             final = replace(final, point=everything.at(polished.z))
+        runs = [run for search in searches for run in search.runs]
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
 
     def _polish(
         self, evidence: Evidence, ground: Ground, point: Point, notes: list[str], clock: Clock
     ) -> Polished | None:
         """Refine by simulated training where the recipe is known; say what came of it."""
-        missing = gaps(evidence.recipe)
-        if self.polish is None or clock.expired:
+        if self.polish is None:
             return None
+        if clock.expired:
+            notes.append("training was not simulated, since no time was left")
+            return None
+        missing = gaps(evidence.recipe)
         if missing:
             notes.append(f"training was not simulated, which needs {', '.join(missing)}")
             return None

@@ -18,8 +18,8 @@ from exhume.objective import Objective, Point
 # log error = ERROR . (1, log deviation, log agreement)
 ODDS = (-3.4, 0.34, -0.67, -2.0)
 ERROR = (-0.2, 0.34, 0.48)
-MIN_PROBABILITY = 0.75
-FALSE_RATE = 0.03  # upper end of the 95% interval on those victims
+MIN_PROBABILITY = 0.8
+FALSE_RATE = 0.032  # upper end of the 95% interval on those victims
 UNKNOWN = 0.3  # stands for a deviation or an agreement that was not computed: as large as a match may be
 SAME = 0.1  # relative distance below which two candidates are one
 UNEXPLAINED = (
@@ -81,9 +81,19 @@ class Certificate:
             certified=certified,
         )
 
-    def sharpened(self, ratio: float) -> Certificate:
-        """The certificate after a polish that brought all candidates nearer by a factor `ratio` below 1."""
-        return replace(self, error_estimate=self.error_estimate * ratio)
+    def polished(self, ratio: float, moved: Tensor) -> Certificate:
+        """The certificate after simulated training refined the candidates it was given for.
+
+        Args:
+            ratio: gap of the simulated run after, relative to before. Weak candidates gain less than strong ones, so
+                estimates fall to a tenth at most.
+            moved: relative distance that each candidate moved [m]; beyond that of a match it is another candidate.
+        """
+        return replace(
+            self,
+            error_estimate=self.error_estimate * max(ratio, 0.1),
+            certified=self.certified & (moved < UNKNOWN),
+        )
 
 
 def certify(

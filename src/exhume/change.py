@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -108,11 +109,11 @@ def simulated_decay(recipe: Recipe) -> float | None:
         return 1.0
     if recipe.weight_decay is None or recipe.lr is None or recipe.steps is None:
         return None
-    kappa, velocity = 1.0, 0.0
-    for _ in range(recipe.steps):
-        velocity = (recipe.momentum or 0.0) * velocity + recipe.weight_decay * kappa
-        kappa -= recipe.lr * velocity
-    return kappa
+    lr, momentum, decay = recipe.lr, recipe.momentum or 0.0, recipe.weight_decay
+    # One step of (kappa, velocity): velocity' = momentum velocity + decay kappa, kappa' = kappa - lr velocity'.
+    step = np.array([[1 - lr * decay, -lr * momentum], [decay, momentum]])
+    with np.errstate(over="ignore", invalid="ignore"):
+        return float(np.linalg.matrix_power(step, recipe.steps)[0, 0])
 
 
 def _measure(evidence: Evidence) -> Decay | None:

@@ -56,19 +56,30 @@ class Coarse:
         tolerance: largest estimated error, relative to the true change; steps are halved until it is met.
         stiffness: h lambda_max of the largest steps, lambda_max the largest eigenvalue of the loss at either end;
             gradient descent is unstable beyond 2.
+        most: gradients that one simulation may take; what needs more is not simulated.
     """
 
     limit: int = 2000
     tolerance: float = 2e-3
     stiffness: float = 1.0
+    most: int = 30_000
+
+    def needed(self, dynamics: BoundDynamics, unknowns: Unknowns) -> float:
+        """Gradients that a simulation takes at least."""
+        if dynamics.steps <= self.limit:
+            return dynamics.steps
+        n = _first(dynamics, unknowns, self.stiffness)
+        return min(7 * n, dynamics.steps)  # three ends, of n, 2 n and 4 n steps
 
     def simulate(self, dynamics: BoundDynamics, unknowns: Unknowns) -> Coarsened:
         """Simulate a run on candidates with the largest steps that stability and tolerance allow, or as it is.
 
         Args:
             dynamics: the run; on mini-batches it is simulated as it is.
-            unknowns: what it is simulated with.
+            unknowns: what it is simulated with. A run that needs too many gradients counts as diverged.
         """
+        if self.needed(dynamics, unknowns) > self.most:
+            return Coarsened(dynamics.net.init, 1.0, 0.0, True, 0)
         found, spent = self._larger_steps(dynamics, unknowns)
         if found is not None:
             return found
@@ -80,7 +91,7 @@ class Coarse:
         flow, batch = _flow(dynamics, unknowns), dynamics.batch_size
         if flow is None or dynamics.steps <= self.limit or (batch or len(unknowns.z)) < len(unknowns.z):
             return None, 0
-        n = max(8, math.ceil(flow.time * flow.rate * curvature(dynamics, unknowns) / self.stiffness))
+        n = math.ceil(_first(dynamics, unknowns, self.stiffness))
         size, ends, spent = float(dynamics.target().norm()), list[Tensor](), 0
         # Beyond a quarter of the steps little is left to gain: three ends cost 7/16 of the run or less.
         while 4 * n <= dynamics.steps and (ends or 16 * n <= dynamics.steps):
@@ -137,6 +148,14 @@ class Flow:
         bend = ends[-3] - ends[-2] - 2 * (ends[-2] - ends[-1])  # 6 Q k^2
         r = self.goal * n / self.time
         return float(bend.norm()) * (abs((1 - r) * (2 - r)) + r * r) / (2 * GAIN)
+
+
+def _first(dynamics: BoundDynamics, unknowns: Unknowns, stiffness: float) -> float:
+    """Number of the largest steps; infinite where a run is no flow."""
+    flow = _flow(dynamics, unknowns)
+    if flow is None:
+        return math.inf
+    return max(8.0, flow.time * flow.rate * curvature(dynamics, unknowns) / stiffness)
 
 
 def _flow(dynamics: BoundDynamics, unknowns: Unknowns) -> Flow | None:

@@ -48,6 +48,9 @@ def unknowns(evidence: Evidence, z: Tensor, u: Tensor, lr: float) -> Unknowns:
         lr: learning rate.
     """
     recipe = evidence.recipe
+    if recipe.reduction == "sum" and recipe.batch_size is not None:
+        # A step on all samples adds up all of them, one on a batch only its own.
+        lr = lr * min(recipe.batch_size / len(z), 1.0)
     numbers = (lr, recipe.momentum or 0.0, recipe.weight_decay or 0.0)
     return Unknowns(z, labels(evidence, u), *torch.tensor(numbers, dtype=torch.float64).unbind())
 

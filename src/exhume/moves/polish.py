@@ -155,12 +155,17 @@ class Polish:
         before, trace, idle = best.gap, [best.gap], 0
         factor, inexact = now.end.factor, now.end.error
         ways = self._ways(dynamics)
+
+        def look(_: float) -> bool:
+            return progress(best.gap)
+
         for _ in range(self.rounds if before < self.largest else 0):
             # Nearer than the simulation is exact there is nothing to see.
             if best.gap <= max(now.end.error, ENOUGH) or idle == self.patience:
                 break
             problem = objective(*ways[0](dynamics, now.end.end, now.z, now.error))
-            after = reach(self._corrected(problem, dynamics, now.end.end, now.z), problem)
+            solved = self._corrected(problem, dynamics, now.end.end, now.z, look)
+            after = reach(solved, problem)
             if now is best and after.gap > best.gap:
                 # From the best point an overshoot is worth a shorter step.
                 half = reach(problem.space.retract(now.z + 0.5 * (after.z - now.z)), problem)
@@ -177,13 +182,15 @@ class Polish:
                 break
         return Polished(best.z, best.gap, before, tuple(trace), not math.isfinite(before), factor, inexact)
 
-    def _corrected(self, problem: Objective, dynamics: BoundDynamics, end: Parameters, z: Tensor) -> Tensor:
+    def _corrected(
+        self, problem: Objective, dynamics: BoundDynamics, end: Parameters, z: Tensor, progress: Progress
+    ) -> Tensor:
         """Solve the span equation for the target without the defect that the nodes have at z."""
         equation = problem.equation
         target = equation.target()
         simulated = target + equation.vector(_difference(end, dynamics.net.final))
         defect = problem.aimed_at(simulated).at(z).residual
-        return self.solver.minimise(problem.aimed_at(target - defect), z).point.z
+        return self.solver.minimise(problem.aimed_at(target - defect), z, progress).point.z
 
     def _ways(self, dynamics: BoundDynamics) -> tuple[Way, ...]:
         """How a round deals with the gates of a net."""
@@ -203,9 +210,8 @@ class Polish:
         """All units, with gates as soft as the candidates are uncertain."""
         chain, net = dynamics.net.chain, dynamics.net
         assert chain is not None
-        return None, 1 / (
-            self.softness * error * float(moved(net.embed(z), net.init[chain.weights[0]], z).median())
-        )
+        typical = float(moved(net.embed(z), net.init[chain.weights[0]], z).median())
+        return None, 1 / max(self.softness * error * typical, 1e-12)
 
     def _settled(
         self, dynamics: BoundDynamics, end: Parameters, z: Tensor, error: float, surplus: float

@@ -12,7 +12,7 @@ from exhume.equations.part import Part
 from exhume.equations.simulation import BoundDynamics, Unknowns
 from exhume.evidence import Recipe
 from exhume.moves.polish import Polish, Polished, distance
-from exhume.moves.telling import none_fits, rate_in_vain, rate_told, told
+from exhume.moves.telling import ended, none_fits, rate_in_vain, rate_told, told, too_long
 from exhume.objective import Objective
 from exhume.solvers.base import Progress
 
@@ -65,11 +65,18 @@ def refine(
         tell(found)
         return found
 
+    rate = recipe.lr or stable(dynamics, unknowns(z, 0.0)) / polish.rate.span
+    needed = polish.coarse.needed(dynamics, unknowns(z, rate))
+    if needed > polish.coarse.most:
+        return None, [*notes, too_long(dynamics.steps, needed, polish.coarse.most)]
     stated = None if recipe.lr is None else run(recipe.lr)
-    if stated is not None and (stated.better or stated.near or stopped):
+    if stopped and (stated is None or not stated.better):
+        return None, [*notes, ended()]
+    if stated is not None and (stated.better or stated.near):
         return (stated if stated.better else None), [*notes, told(stated, "the stated recipe")]
-    centre = recipe.lr or stable(dynamics, unknowns(z, 0.0)) / polish.rate.span
-    fitted = polish.rate.run(gap, centre)
+    fitted = polish.rate.run(gap, rate)
+    if stopped:
+        return None, [*notes, ended()]
     before = math.inf if stated is None else stated.before
     if not (fitted.gap < polish.largest and fitted.gap <= 0.5 * before):
         return None, [*notes, none_fits() if stated is None else told(stated, "the stated recipe")]

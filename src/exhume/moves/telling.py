@@ -15,14 +15,11 @@ def told(found: Polished, recipe: str) -> str:
     """
     how = f"simulated with {recipe}"
     if found.factor > 1:
-        how += (
-            f" and with {found.factor:.0f}-fold larger steps, whose error is estimated at {share(found.error)} of"
-            " the change,"
-        )
+        how += f" and with {found.factor:.0f}-fold larger steps (estimated error {share(found.error)} of the change)"
     if found.diverged:
         return (
             f"training on the candidates, {how}, diverged: the recipe contradicts the weights (learning rate,"
-            " momentum or loss), and the candidates were not polished"
+            " momentum, decay, steps or loss), and the candidates were not polished"
         )
     if not found.better and found.near:
         return (
@@ -100,6 +97,25 @@ def none_fits() -> str:
     )
 
 
+def ended() -> str:
+    """That no time was left."""
+    return "simulated training was ended early, before it could refine the candidates; they were left as they were"
+
+
+def too_long(steps: int, needed: float, most: int) -> str:
+    """That a run is too long to be simulated.
+
+    Args:
+        steps: of the run.
+        needed: gradients that the shortest simulation takes.
+        most: gradients allowed.
+    """
+    return (
+        f"training was not simulated: its {steps:,} steps take at least {needed:,.0f} gradients, more than the"
+        f" {most:,} that one simulation may take; the candidates were not polished"
+    )
+
+
 def share(value: float) -> str:
     """A part of the change, in percent with two digits."""
-    return f"{100 * value:.2g}%"
+    return f"{100 * value:.2g}%" if value < 1 else f"{100 * value:.0f}%"
