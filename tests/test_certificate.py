@@ -132,6 +132,12 @@ def test_planted_samples_found_twice_are_certified_and_random_ones_are_not(plant
     assert judged(planted, random, draw(3, SIZES[0], seed=6)).recovered == 0
 
 
+def test_the_null_is_what_random_points_leave(planted):
+    found = judged(planted, planted.x + 1e-3 * draw(3, SIZES[0], seed=4), planted.x)
+    assert found.held_out < 0.01 < 0.1 < found.chance
+    assert "random points" in found.notes[-1]
+
+
 def test_nothing_is_certified_where_held_out_equations_stay_unexplained(planted):
     """Two random candidates that an independent search agrees on to the last digit."""
     random = draw(2, SIZES[0], seed=7)
@@ -142,7 +148,7 @@ def test_nothing_is_certified_where_held_out_equations_stay_unexplained(planted)
 
 def test_polish_takes_the_certificate_from_what_it_moved_elsewhere_and_trusts_estimates_little_more():
     ones = torch.ones(2)
-    before = Certificate(ones, ones, ones, ones, ones, ones.bool(), 0.1, 0.1, ())
+    before = Certificate(ones, ones, ones, ones, ones, ones.bool(), 0.1, 0.9, 0.1, ())
     after = before.polished(1e-6, torch.tensor([0.01, 0.5]))
     assert after.certified.tolist() == [True, False]
     assert after.error_estimate.tolist() == pytest.approx([0.1, 0.1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import torch
@@ -12,6 +13,7 @@ from exhume.evidence import Evidence
 from exhume.linalg import gram_solver
 from exhume.moves.prune import merge
 from exhume.objective import Objective, Point
+from exhume.spaces import Space
 
 # Fitted to the "fit" victims of benchmarks/calibration.py and frozen; see docs/certificate.md.
 # log odds = ODDS . (1, log score, log deviation, log agreement)
@@ -46,6 +48,7 @@ class Certificate:
         error_estimate: expected relative L2 error, an estimate and not a bound [m].
         certified: whether the probability suffices, and nothing else speaks against the candidate [m].
         held_out: held-out residual over held-out energy, with all candidates.
+        chance: the same with as many random points of the same space, the null.
         false_rate: share of certified candidates that were not real, on the victims that set the thresholds.
         notes: what it rests on, one sentence each.
     """
@@ -57,6 +60,7 @@ class Certificate:
     error_estimate: Tensor
     certified: Tensor
     held_out: float
+    chance: float
     false_rate: float
     notes: tuple[str, ...]
 
@@ -124,6 +128,7 @@ def certify(
     """
     score, held_out = held_out_rise(fit, held, found)
     u = objective.space.expand(final.z)
+    chance = by_chance(fit, held, objective.space, u)
     deviation = spread(objective, final, held_out) / u.norm(dim=1).clamp_min(1e-30)
     agreement = nearest(u, others)
     logs = features(score, deviation, agreement)
@@ -138,8 +143,32 @@ def certify(
         error_estimate=(logs[:, [0, 2, 3]] @ score.new_tensor(ERROR)).exp(),
         certified=certified,
         held_out=held_out,
+        chance=chance,
         false_rate=FALSE_RATE,
-        notes=NOTES,
+        notes=(*NOTES, told(held_out, chance)),
+    )
+
+
+def by_chance(fit: Bound, held: Bound, space: Space, like: Tensor, draws: int = 5) -> float:
+    """Median share of the held-out energy that as many random points of the space leave unexplained.
+
+    Args:
+        fit: the equations that multipliers are solved on.
+        held: the equations left out.
+        space: where the candidates live.
+        like: model inputs whose number and root mean square norm the points share [m, d].
+        draws: sets of points.
+    """
+    generator, norm = torch.Generator().manual_seed(0), float(like.square().sum(1).mean().sqrt())
+    sets = [space.random(len(like), norm, generator) for _ in range(draws)]
+    return float(torch.tensor([left_out(fit, held, z)(torch.arange(len(z))) for z in sets]).median())
+
+
+def told(held_out: float, chance: float) -> str:
+    """The held-out residual beside its null, as a sentence."""
+    return (
+        f"The candidates leave {held_out:.2g} of the held-out equations unexplained; as many random points of the"
+        f" same space leave {chance:.2g}."
     )
 
 
@@ -171,7 +200,27 @@ def held_out_rise(fit: Bound, held: Bound, z: Tensor) -> tuple[Tensor, float]:
     Returns:
         The rise of each candidate [m], and |t_B - Phi_B' c|^2 / |t_B|^2.
     """
-    m, k = len(z), fit.multiplicity
+    residual, everyone = left_out(fit, held, z), torch.arange(len(z))
+    # The subtraction is exact to rounding only, so a perfect prediction must not divide by noise.
+    base = max(residual(everyone), 1e-13)
+    if len(z) == 1:
+        return torch.tensor([1 / base - 1], dtype=torch.float64), base
+    rises = [max(residual(everyone[everyone != i]), 1e-13) / base - 1 for i in range(len(z))]
+    return torch.tensor(rises, dtype=torch.float64), base
+
+
+def left_out(fit: Bound, held: Bound, z: Tensor) -> Callable[[Tensor], float]:
+    """Share of the held-out energy that some of the candidates leave, |t_B - Phi_B' c|^2 / |t_B|^2.
+
+    Args:
+        fit: the equations that the multipliers c are solved on.
+        held: the equations B.
+        z: coordinates of all candidates [m, q].
+
+    Returns:
+        A function of the indices of the candidates kept.
+    """
+    k = fit.multiplicity
     gram_fit, right_fit = fit.gram(z), fit.inner(z, fit.target()).flatten()
     gram_held, right_held = held.gram(z), held.inner(z, held.target()).flatten()
 
@@ -180,17 +229,9 @@ def held_out_rise(fit: Bound, held: Bound, z: Tensor) -> tuple[Tensor, float]:
         factor = gram_solver(gram_fit[index][:, index])
         c = factor @ (factor.T @ right_fit[index])
         value = held.energy - 2 * c @ right_held[index] + c @ gram_held[index][:, index] @ c
-        # The subtraction is exact to rounding only, so a perfect prediction must not divide by noise.
-        return max(float(value), 1e-13 * held.energy)
+        return float(value) / held.energy
 
-    everyone = torch.arange(m)
-    base = residual(everyone)
-    rises = (
-        [residual(everyone[everyone != i]) / base - 1 for i in range(m)]
-        if m > 1
-        else [held.energy / base - 1]
-    )
-    return torch.tensor(rises, dtype=torch.float64), base / held.energy
+    return residual
 
 
 def spread(objective: Objective, point: Point, held_out: float, largest: int = 4000) -> Tensor:
