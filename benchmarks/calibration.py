@@ -20,7 +20,7 @@ from rich.console import Console
 from scipy.stats import beta
 from sklearn.linear_model import LogisticRegression
 
-from common import Row, show, write
+from common import Row, result, show, write
 from exhume import certificate as certificates
 from exhume import match, presets
 from exhume.attack import Reconstruction
@@ -107,22 +107,13 @@ def trial(split: str, name: str, victim: Victim, found: Reconstruction, shuffled
     matched = error < MATCH
     certified = certificate.certified
     row: Row = {
-        "attack": found.attack,
+        **result(found, matches),
         "case": name,
         "arm": "permuted" if shuffled else "target",
         "split": split,
         "permuted": shuffled,
         "seed": victim.case.seed,
         "n": victim.case.n,
-        "candidates": len(found.x),
-        "seconds": found.seconds,
-        "steps": found.steps,
-        "loss": found.loss,
-        "matched_train": matches.train.count,
-        "close_train": matches.train.close,
-        "matched_control": matches.control.count,
-        "median_error": matches.train.median,
-        "certified": certificate.recovered,
         "certified_matched": int((certified & matched).sum()),
         "held_out": certificate.held_out,
         "misfit_at_truth": victim.misfit_at_truth(presets.exhume().equation),

@@ -18,7 +18,8 @@ from rich.table import Table
 from torch import Tensor
 
 import exhume
-from exhume.matching import Truth
+from exhume.attack import Reconstruction
+from exhume.matching import Matches, Truth
 
 Value = str | int | float | bool | None
 Row = dict[str, Value]
@@ -50,6 +51,22 @@ def options(description: str, seeds: int) -> argparse.Namespace:
     if chosen.seeds is None:
         chosen.seeds = 1 if chosen.quick else seeds
     return chosen
+
+
+def result(found: Reconstruction, matches: Matches) -> Row:
+    """The keys that every row takes from an attack and its score."""
+    return {
+        "attack": found.attack,
+        "candidates": len(found.x),
+        "seconds": found.seconds,
+        "steps": found.steps,
+        "loss": found.loss,
+        "matched_train": matches.train.count,
+        "close_train": matches.train.close,
+        "matched_control": matches.control.count,
+        "median_error": matches.train.median,
+        "certified": None if found.certificate is None else found.certificate.recovered,
+    }
 
 
 def environment() -> Row:

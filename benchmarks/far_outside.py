@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from rich.console import Console
 
-from common import Row, options, show, write
+from common import Row, options, result, show, write
 from exhume import audit
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, make_victim
@@ -42,20 +42,11 @@ def run(case: Case) -> tuple[Row, tuple[str, ...]]:
     assert verdict is not None
     told = next((reason for reason in verdict.reasons if "planted" in reason), None)
     row: Row = {
-        "attack": found.attack,
+        **result(found, matches),
         "case": f"{case.data} {case.hidden[0]} {case.activation}",
         "seed": case.seed,
         "n": case.n,
-        "candidates": len(found.x),
-        "seconds": found.seconds,
-        "steps": found.steps,
-        "loss": found.loss,
-        "matched_train": matches.train.count,
-        "close_train": matches.train.close,
-        "matched_control": matches.control.count,
         "control_rows": matches.control.n,
-        "median_error": matches.train.median,
-        "certified": None if found.certificate is None else found.certificate.recovered,
         "train_loss": victim.trained.loss,
         "verdict": verdict.outcome,
         "exit_code": verdict.exit_code,

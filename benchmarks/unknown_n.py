@@ -14,7 +14,7 @@ from dataclasses import replace
 import torch
 from rich.console import Console
 
-from common import Row, options, show, write
+from common import Row, options, result, show, write
 from exhume import match, presets
 from exhume.victims.data import Split, load, split
 from exhume.victims.train import TrainConfig
@@ -64,20 +64,11 @@ def run(name: str, case: Case, change: Callable[[Split, int], Split]) -> Row:
     found = presets.exhume(samples=None).run(victim.evidence, seed=case.seed, budget=BUDGET)
     matches = match(found, victim.truth)
     return {
-        "attack": found.attack,
+        **result(found, matches),
         "case": f"{case.data}, {name}",
         "seed": case.seed,
         "n": case.n,
         "rank": found.rank,
-        "candidates": len(found.x),
-        "seconds": found.seconds,
-        "steps": found.steps,
-        "loss": found.loss,
-        "matched_train": matches.train.count,
-        "close_train": matches.train.close,
-        "matched_control": matches.control.count,
-        "median_error": matches.train.median,
-        "certified": None if found.certificate is None else found.certificate.recovered,
     }
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from rich.console import Console
 
-from common import Row, show, write
+from common import Row, result, show, write
 from exhume import match, presets
 from exhume.change import decay_factor, simulated_decay
 from exhume.victims.packaged import DataUnavailable
@@ -126,27 +126,17 @@ def run(case: Case, options: argparse.Namespace) -> Row:
     rank = found.rank or case.n
     unknowns = case.n * (min(rank, victim.evidence.input.size) + 2)
     equations = case.hidden[0] * (rank + 2)
-    certificate = found.certificate
     # Measured from the weights alone, and what the recipe's own recursion leaves of the initial weights.
     kappa, recursion = decay_factor(victim.evidence).weight, simulated_decay(victim.evidence.recipe)
     return {
-        "attack": attack.name,
+        **result(found, matches),
         "case": f"{case.data} {'x'.join(map(str, case.hidden))} {case.activation}",
         "arm": ("swapped" if case.swap else "as drawn") + (", polished" if options.polish else ""),
         "seed": case.seed,
         "n": case.n,
-        "candidates": len(found.x),
-        "seconds": found.seconds,
-        "steps": found.steps,
-        "loss": found.loss,
-        "matched_train": matches.train.count,
-        "close_train": matches.train.close,
-        "matched_control": matches.control.count,
         "close_control": matches.control.close,
         "matched_random": matches.random.count,
-        "median_error": matches.train.median,
         "within_1_percent": sum(row.error is not None and row.error < 0.01 for row in matches.rows),
-        "certified": None if certificate is None else certificate.recovered,
         "misfit_at_truth": at_truth,
         "misfit": found.misfit,
         "relative_change": victim.relative_change(),
