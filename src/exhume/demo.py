@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +25,7 @@ CASES = {
 
 def victim(data: str, seed: int) -> Victim:
     """Train the demo's victim: one hidden layer of 2,000 units, 20 real rows, full-batch gradient descent."""
-    case = CASES[data]
-    return make_victim(Case(data=case.data, activation=case.activation, training=case.training, seed=seed))
+    return make_victim(replace(CASES[data], seed=seed))
 
 
 def save(made: Victim, folder: Path) -> Path:
