@@ -26,7 +26,7 @@ def victim() -> Victim:
 
 
 def audited(evidence: Evidence, victim: Victim, policy: Policy | None = None) -> audit.Outcome:
-    plan = audit.Plan(samples=victim.case.n, budget=4.0, policy=policy or Policy())
+    plan = audit.Plan(samples=victim.case.n, budget=60.0, policy=policy or Policy())
     return audit.run(evidence, plan, victim.truth)
 
 
