@@ -23,11 +23,11 @@ from sklearn.linear_model import LogisticRegression
 from common import Row, result, show, write
 from exhume import certificate as certificates
 from exhume import match, presets
-from exhume.attack import Reconstruction
 from exhume.certificate import Certificate
 from exhume.matching import MATCH, assign
 from exhume.metrics import relative_l2
 from exhume.nulls import permuted
+from exhume.reconstruction import Reconstruction
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, Victim, make_victim
 

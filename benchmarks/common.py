@@ -18,8 +18,9 @@ from rich.table import Table
 from torch import Tensor
 
 import exhume
-from exhume.attack import Reconstruction
-from exhume.matching import Matches, Truth
+from exhume.matching import Matches
+from exhume.reconstruction import Reconstruction
+from exhume.truth import Truth
 
 Value = str | int | float | bool | None
 Row = dict[str, Value]

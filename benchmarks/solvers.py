@@ -24,7 +24,7 @@ from torch import Tensor
 
 from common import Row, options, scores, show, write
 from exhume import presets
-from exhume.matching import CLOSE, MATCH, Truth, assign
+from exhume.matching import CLOSE, MATCH, assign
 from exhume.metrics import relative_l2
 from exhume.objective import Objective, Point
 from exhume.solvers.base import Progress, Solution
@@ -34,6 +34,7 @@ from exhume.solvers.varpro import VarPro
 from exhume.spaces import Space
 from exhume.survey import survey
 from exhume.terms import Box
+from exhume.truth import Truth
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, Victim, make_victim
 

@@ -11,8 +11,9 @@ import torch
 from exhume import cli, demo, duplicates
 from exhume.duplicates import comparable
 from exhume.errors import ExhumeError
-from exhume.matching import MATCH, Truth, match
+from exhume.matching import MATCH, match
 from exhume.metrics import relative_l2
+from exhume.truth import Truth
 from exhume.verdict import Finding, Policy, judge
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, make_victim

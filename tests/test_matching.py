@@ -11,8 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exhume.errors import ExhumeError
-from exhume.matching import Truth, assign, match
+from exhume.matching import assign, match
 from exhume.metrics import relative_l2
+from exhume.truth import Truth
 from exhume.victims.data import load, split
 
 load = cache(load)

@@ -17,16 +17,17 @@ from safetensors.torch import load_file
 from torch import nn
 
 from exhume import report as reports
-from exhume.attack import Reconstruction
 from exhume.candidates import Candidates
 from exhume.errors import ExhumeError, OutputError
 from exhume.evidence import Evidence, InputSpec, Recipe
-from exhume.matching import Truth, assign, match
+from exhume.matching import assign, match
 from exhume.metrics import relative_l2
+from exhume.reconstruction import Reconstruction
 from exhume.report.data import SPECTRUM_LIMIT, TRACE_LIMIT, kept
 from exhume.report.gallery import control_errors, gallery
 from exhume.report.output import HTML, JSON, MARKER, TENSORS, write_atomically
 from exhume.report.pictures import png
+from exhume.truth import Truth
 
 CURVES = {"trace": (1.0, 0.1, 0.01), "spectrum": (3.0, 2.0, 1e-12), "rank": 2}  # most of the time of a page
 EVIL = "<script>alert('x')</script>"

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 from exhume import audit, presets
-from exhume.attack import Reconstruction
 from exhume.errors import TargetError
 from exhume.evidence import Evidence
 from exhume.matching import Matches, Score
 from exhume.nulls import permuted
+from exhume.reconstruction import Reconstruction
 from exhume.solvers.varpro import VarPro
 from exhume.verdict import Finding, Policy, PositiveControl, judge, read_policy
 from exhume.victims.train import TrainConfig

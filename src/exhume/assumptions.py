@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from exhume.attack import Reconstruction
 from exhume.certificate import UNEXPLAINED
 from exhume.change import simulated_decay
 from exhume.evidence import Evidence
+from exhume.reconstruction import Reconstruction
 from exhume.survey import Ground
 
 UNRELATED = (

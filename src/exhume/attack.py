@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import Tensor
 
 from exhume.candidates import Candidates
 from exhume.certificate import Certificate, certify
@@ -23,58 +22,13 @@ from exhume.moves.refine import refine
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import ColumnSearch
 from exhume.objective import Objective, Point
+from exhume.reconstruction import Reconstruction
 from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
 from exhume.survey import Ground, survey
 from exhume.terms import Box, Term
 
 WITNESS = 5000  # added to the seed for the independent search
-
-
-@dataclass(frozen=True, eq=False)
-class Reconstruction:
-    """What an attack found, and what it assumed; nothing here was compared with the truth.
-
-    Args:
-        attack: name of the attack.
-        candidates: guessed samples, most important first.
-        importance: rise of the misfit without each candidate, relative to the misfit [m].
-        misfit: share of |t|^2 that the candidates do not explain.
-        loss: misfit plus priors.
-        status: "converged", "iterations", "stalled", "diverged", "stopped".
-        reason: the same, as a sentence.
-        steps: solver steps.
-        seconds: wall time.
-        seed: of the random starts.
-        trace: loss after each step of the final solve.
-        assumed: what the result rests on, one sentence each.
-        spectrum: singular values of the first-layer change, empty if not available.
-        rank: its rank, or None.
-        certificate: which candidates are real, as far as the weights alone can tell.
-        expected: the number of samples the attack was told, or None.
-    """
-
-    attack: str
-    candidates: Candidates
-    importance: Tensor
-    misfit: float
-    loss: float
-    status: str
-    reason: str
-    steps: int
-    seconds: float
-    seed: int
-    trace: tuple[float, ...]
-    assumed: tuple[str, ...]
-    spectrum: tuple[float, ...] = ()
-    rank: int | None = None
-    certificate: Certificate | None = None
-    expected: int | None = None
-
-    @property
-    def x(self) -> Tensor:
-        """Guessed samples in the owner's units, [m, *shape]."""
-        return self.candidates.x
 
 
 @dataclass(frozen=True, eq=False)

@@ -9,17 +9,18 @@ from dataclasses import dataclass
 
 from exhume import cost, report
 from exhume.assumptions import check
-from exhume.attack import Reconstruction
 from exhume.checkpoints import fingerprint
 from exhume.clock import Observer
 from exhume.duplicates import comparable
 from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
 from exhume.evidence import Evidence
-from exhume.matching import Matches, Truth, match
+from exhume.matching import Matches, match
 from exhume.planted import positive_control
 from exhume.presets import ATTACKS
+from exhume.reconstruction import Reconstruction
 from exhume.report.data import AttackResult, Report
 from exhume.survey import survey
+from exhume.truth import Truth
 from exhume.verdict import Finding, Policy, Verdict, judge
 
 

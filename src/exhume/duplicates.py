@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from exhume.errors import ExhumeError
-from exhume.matching import MATCH, Truth, centre
+from exhume.matching import MATCH, centre
+from exhume.truth import Truth
 
 WORK = (
     2 * 10**12

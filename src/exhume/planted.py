@@ -11,7 +11,8 @@ from exhume.attack import SpanAttack
 from exhume.clock import Observer
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
-from exhume.matching import Truth, match
+from exhume.matching import match
+from exhume.truth import Truth
 from exhume.verdict import PositiveControl
 
 SIZES = (4, 2)  # planted rows, tried in this order until the attack succeeds

@@ -15,8 +15,8 @@ from torch import Tensor
 from exhume.checkpoints import fingerprint, load_factory, load_state, rebuild_mlp
 from exhume.errors import ExhumeError, TargetError
 from exhume.evidence import Evidence, InputSpec, Recipe
-from exhume.matching import Truth
 from exhume.schema import AttackTable, DataTable, ModelTable, TargetFile, checked
+from exhume.truth import Truth
 
 
 @dataclass(frozen=True, eq=False)

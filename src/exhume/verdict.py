@@ -11,9 +11,9 @@ from pydantic import Field
 from scipy.stats import fisher_exact
 
 from exhume.assumptions import Assumption
-from exhume.attack import Reconstruction
 from exhume.errors import TargetError
 from exhume.matching import CLOSE, Matches
+from exhume.reconstruction import Reconstruction
 from exhume.schema import Table, checked
 
 EXIT_CODES = {"no evidence": 0, "leak": 1, "inconclusive": 3}

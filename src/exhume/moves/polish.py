@@ -48,7 +48,7 @@ class Polished:
 
     Args:
         z: coordinates of the candidates in the best round [m, q].
-        gap: |t_sim - t| / |t| there.
+        gap: |t_sim - t| / |t| there, in the weighted equations of the span equation.
         before: the same where it started.
         trace: the same after each round.
         diverged: whether the very first simulation left the finite numbers.
@@ -101,7 +101,7 @@ class Polish:
     """Configuration of the defect correction.
 
     Args:
-        rounds: most simulations.
+        rounds: most solves; each is followed by one simulation, or two after an overshoot.
         margin: a unit is settled if every pre-activation is this many times further from zero than the error of a
             candidate would typically move it.
         surplus: equations kept for each unknown, even if units must be used that are not settled: few are clean,

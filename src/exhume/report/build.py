@@ -11,10 +11,10 @@ from dataclasses import asdict
 import torch
 from torch import Tensor
 
-from exhume.attack import Reconstruction
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
 from exhume.matching import Matches, Score
+from exhume.reconstruction import Reconstruction
 from exhume.report.data import (
     SPECTRUM_LIMIT,
     TRACE_LIMIT,

@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.attack import Reconstruction
-from exhume.matching import Truth, match
+from exhume.matching import match
 from exhume.metrics import is_image
+from exhume.reconstruction import Reconstruction
 from exhume.report.data import AttackResult, Sample, Target
 from exhume.report.pictures import png
+from exhume.truth import Truth
 
 IMAGE_CARDS, TABLE_CARDS, FEATURES = 60, 12, 40  # what a reader still looks at; the tensors hold the rest
 SMALL = 100  # pixels: below this an enlarged image shows its pixels instead of a blur

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from exhume.attack import Reconstruction
-from exhume.matching import Truth
+from exhume.reconstruction import Reconstruction
 from exhume.report.data import AttackResult, Group, Report
 from exhume.report.gallery import Gallery, control_errors, gallery
 from exhume.report.pictures import error_chart, loss_chart, spectrum_chart
+from exhume.truth import Truth
 
 if TYPE_CHECKING:
     from jinja2 import Template

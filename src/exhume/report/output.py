@@ -7,11 +7,11 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from exhume.attack import Reconstruction
 from exhume.errors import ExhumeError, OutputError
-from exhume.matching import Truth
+from exhume.reconstruction import Reconstruction
 from exhume.report.data import Report
 from exhume.report.html import render
+from exhume.truth import Truth
 
 MARKER = ".exhume-output"  # its presence says that exhume made the folder
 JSON, HTML, TENSORS = "report.json", "report.html", "reconstructions.safetensors"

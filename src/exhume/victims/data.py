@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume.errors import ExhumeError, nearest
 from exhume.evidence import InputSpec
-from exhume.matching import Truth
+from exhume.truth import Truth
 from exhume.victims.packaged import PACKAGED
 
 

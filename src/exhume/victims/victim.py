@@ -9,9 +9,9 @@ from torch import nn
 from exhume.change import decay_factor
 from exhume.equations.span import Span
 from exhume.evidence import Evidence, Recipe
-from exhume.matching import Truth
 from exhume.objective import Objective
 from exhume.spaces import full
+from exhume.truth import Truth
 from exhume.victims.data import Split, load, split
 from exhume.victims.nets import mlp
 from exhume.victims.train import TrainConfig, Trained, train
