@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 
@@ -11,6 +12,7 @@ from exhume.candidates import Candidates
 from exhume.certificate import Certificate, certify
 from exhume.clock import Clock, Observer
 from exhume.equations.column import Column
+from exhume.equations.fold import fold
 from exhume.equations.part import Part, split
 from exhume.equations.recipe import dynamics, gaps, unknowns
 from exhume.equations.span import Span
@@ -21,6 +23,7 @@ from exhume.moves.prune import importance, weakest_out
 from exhume.moves.refine import refine
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import ColumnSearch
+from exhume.moves.sharpen import Sharpen, estimated, fitted, signs
 from exhume.objective import Objective, Point
 from exhume.reconstruction import Reconstruction
 from exhume.solvers.base import Solution
@@ -65,6 +68,7 @@ class SpanAttack:
         box: weight of the penalty on features outside their range.
         priors: further penalties.
         repairs: times that candidates which fail the column equation are replaced after the joint fit.
+        sharpen: what a second fit uses besides the equation, or None for no second fit.
         polish: refinement by simulated training, where the recipe is known; None for none.
         held_out: share of the hidden units left out of search and fit, and predicted for the certificate.
         sharpness: slopes of the smoothed ReLU, in units of one over the typical pre-activation.
@@ -80,6 +84,7 @@ class SpanAttack:
     box: float = 1e-2
     priors: tuple[Term, ...] = ()
     repairs: int = 2
+    sharpen: Sharpen | None = None
     polish: Polish | None = None
     held_out: float = 0.2
     sharpness: tuple[float, ...] = (6.0, 10.0, 16.0)
@@ -144,6 +149,11 @@ class SpanAttack:
         final = self._solver(evidence).minimise(
             everything, point.z, lambda loss: clock.tick("final fit", loss)
         )
+        if self.sharpen is not None and not clock.expired:
+            everything = self._sharpened(self.sharpen, evidence, ground, everything, final.point)
+            final = self._solver(evidence).minimise(
+                everything, final.point.z, lambda loss: clock.tick("second fit", loss)
+            )
         certificate = None
         if found.parts is not None:
             fit, held = (self._objective(evidence, ground, part).equation for part in found.parts)
@@ -161,6 +171,22 @@ class SpanAttack:
             final = replace(final, point=everything.at(polished.z))
         runs = [run for search in searches for run in search.runs]
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
+
+    def _sharpened(
+        self, sharpen: Sharpen, evidence: Evidence, ground: Ground, objective: Objective, point: Point
+    ) -> Objective:
+        """The joint objective with what a first fit has told."""
+        space, terms, equation = ground.space, objective.terms, self.equation
+        if sharpen.weights:
+            weights = estimated(objective.equation, fold(evidence, space), point.residual)
+            equation = replace(equation, weights=weights)
+        held = partial(signs, evidence, space, equation.nodes) if sharpen.signs else None
+        found = Objective(equation.bind(evidence, space, ground.decay), space, terms, held)
+        if not sharpen.output:
+            return found
+        noise = float(found.at(point.z).residual.square().mean().sqrt())
+        term = fitted(evidence, space.expand(point.z), noise, found.equation.energy)
+        return found if term is None else replace(found, terms=(*terms, term))
 
     def _polish(
         self, evidence: Evidence, ground: Ground, point: Point, notes: list[str], clock: Clock

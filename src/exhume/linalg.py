@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import torch
+from scipy.optimize import lsq_linear
 from torch import Tensor
 
 
@@ -24,6 +25,30 @@ def gram_solver(gram: Tensor, cutoff: float = 1e-12) -> Tensor:
     values, vectors = torch.linalg.eigh(scale[:, None] * gram * scale)
     keep = values > cutoff * values[-1]
     return scale[:, None] * vectors[:, keep] * values[keep].rsqrt()
+
+
+def free_of_signs(gram: Tensor, right: Tensor, signs: Tensor) -> Tensor:
+    """Unknowns that are not zero in min_c |t - Phi' c|^2 with the signs of some of them prescribed.
+
+    signs_i c_i >= 0 where signs_i is not 0; bounded-variable least squares (Stark and Parker 1995) on G = F' F.
+
+    Args:
+        gram: G = Phi Phi' [k, k].
+        right: Phi t [k].
+        signs: -1, 0 or 1 for each unknown [k].
+
+    Returns:
+        A mask [k]; the minimiser is the unconstrained one on these unknowns.
+    """
+    scale = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
+    values, vectors = torch.linalg.eigh(scale[:, None] * gram * scale)
+    keep = values > 1e-12 * values[-1]
+    root = values[keep].sqrt()[:, None] * vectors[:, keep].T
+    aim = values[keep].rsqrt() * ((scale * right) @ vectors[:, keep])
+    infinite = torch.full_like(right, torch.inf)
+    low, high = torch.where(signs > 0, 0.0, -infinite), torch.where(signs < 0, 0.0, infinite)
+    found = lsq_linear(root.numpy(), aim.numpy(), (low.numpy(), high.numpy()), method="bvls")
+    return (signs == 0) | (torch.from_numpy(found.x) * signs > 0)
 
 
 def rank_by_gap(values: Tensor, floor: float, largest: int | None = None) -> tuple[int, float]:

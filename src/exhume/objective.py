@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exhume.equations.base import Bound
-from exhume.linalg import gram_solver
+from exhume.linalg import free_of_signs, gram_solver
 from exhume.spaces import Space
 from exhume.terms import Term
 
@@ -44,12 +44,14 @@ class Objective:
         equation: a bound equation.
         space: how coordinates become model inputs.
         terms: priors.
+        signs: prescribed signs of the multipliers at z, -1, 0 (free) or 1 [m, k]; None leaves all free.
         cutoff: relative eigenvalue cut-off of the elimination.
     """
 
     equation: Bound
     space: Space
     terms: tuple[Term, ...] = ()
+    signs: Callable[[Tensor], Tensor] | None = None
     cutoff: float = 1e-12
 
     def aimed_at(self, target: Tensor) -> Objective:
@@ -64,7 +66,7 @@ class Objective:
         if not bool(torch.isfinite(gram).all()):
             nothing = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
             return Point(z, nothing, target, math.inf, math.inf, torch.zeros_like(gram))
-        factor = gram_solver(gram, self.cutoff)
+        factor = self._eliminate(z, gram)
         coef = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
         residual = target
         for _ in range(2):  # the second pass removes the error that squaring the condition number made
@@ -74,6 +76,15 @@ class Objective:
         misfit = (float(residual @ residual) + equation.outside) / equation.energy
         penalty = sum(float(term.value(self.space.expand(z)).sum()) for term in self.terms)
         return Point(z, coef, residual, misfit, misfit + penalty, factor)
+
+    def _eliminate(self, z: Tensor, gram: Tensor) -> Tensor:
+        """F with F F' the pseudo-inverse of the Gram matrix of the multipliers that are not held at zero."""
+        if self.signs is None:
+            return gram_solver(gram, self.cutoff)
+        right = self.equation.inner(z, self.equation.target()).flatten()
+        free = free_of_signs(gram, right, self.signs(z).flatten())
+        part = gram_solver(gram[free][:, free], self.cutoff)
+        return part.new_zeros(len(gram), part.shape[1]).index_put((free.nonzero()[:, 0],), part)
 
     def gradient(self, point: Point) -> Tensor:
         """dL/dz [m, q]; the multipliers are optimal, so they are held fixed."""

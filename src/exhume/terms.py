@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 import torch
 from torch import Tensor
+from torch.func import jacrev, vmap
 
 from exhume.spaces import Space
 
@@ -100,3 +102,39 @@ class Smooth:
         moved = direction if space.basis is None else direction @ space.basis
         differences, transpose = torch.func.vjp(self._differences, moved)[:2]
         return 2 * self.weight / space.size * space.coordinates(transpose(differences)[0])
+
+
+@dataclass(frozen=True, eq=False)
+class Fitted:
+    """Squared distance of the trained network's output from the label it was drawn to.
+
+    weight * |f(u) - y(u)|^2,  y(u) the admissible label nearest to f(u), held fixed
+
+    Args:
+        output: f, a differentiable function of model inputs [m, d] with values [m, C].
+        label: y, likewise; its derivative is never asked for.
+        weight: multiplier.
+    """
+
+    output: Callable[[Tensor], Tensor]
+    label: Callable[[Tensor], Tensor]
+    weight: float
+
+    def value(self, u: Tensor) -> Tensor:
+        """Penalty of each candidate [m]."""
+        return self.weight * (self.output(u) - self.label(u.detach())).square().sum(1)
+
+    def curvature(self, u: Tensor, space: Space) -> Tensor:
+        """Gauss-Newton Hessian 2 weight J' J, J the Jacobian of f in z."""
+        slope = self._slope(u, space)
+        return 2 * self.weight * slope.mT @ slope
+
+    def curvature_product(self, u: Tensor, space: Space, direction: Tensor) -> Tensor:
+        """The same times a direction."""
+        slope = self._slope(u, space)
+        return 2 * self.weight * (slope.mT @ (slope @ direction[:, :, None]))[..., 0]
+
+    def _slope(self, u: Tensor, space: Space) -> Tensor:
+        """Jacobian of the outputs in z [m, C, q]."""
+        slope = vmap(jacrev(lambda one: self.output(one[None])[0]))(u)
+        return slope if space.basis is None else slope @ space.basis.T

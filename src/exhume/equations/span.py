@@ -17,7 +17,8 @@ from exhume.equations.part import Part
 from exhume.equations.span_dense import bind_dense
 from exhume.equations.span_module import ModuleSpan
 from exhume.errors import MissingEvidence
-from exhume.evidence import Evidence
+from exhume.evidence import Evidence, Parameters
+from exhume.functional import DenseChain
 from exhume.spaces import Space
 
 
@@ -29,6 +30,20 @@ class EquationWeights:
     bias: float = 1.0
     hidden: float = 1.0
     last: float = 1.0
+
+    def by_name(self, params: Parameters, chain: DenseChain | None) -> dict[str, float]:
+        """The weight of each parameter's equations."""
+        return {k: getattr(self, group) for group, names in groups(params, chain).items() for k in names}
+
+
+def groups(params: Parameters, chain: DenseChain | None) -> dict[str, tuple[str, ...]]:
+    """Parameter names of each group; of a module of unknown structure, vectors are biases, matrices go by order."""
+    if chain is not None:
+        matrices, biases = chain.weights, tuple(name for name in chain.biases if name is not None)
+    else:
+        matrices = tuple(k for k, p in params.items() if p.dim() > 1)
+        biases = tuple(k for k, p in params.items() if p.dim() <= 1)
+    return {"first": matrices[:-1][:1], "bias": biases, "hidden": matrices[1:-1], "last": matrices[-1:]}
 
 
 @dataclass(frozen=True)
@@ -78,25 +93,14 @@ class Span:
             )
         target = decayed_target(evidence, decay)
         params = [evidence.at(v) for v in self.nodes]
+        scale = self.weights.by_name(target, evidence.chain)
         if evidence.chain is not None:
-            depth = len(evidence.chain.weights)
-            keep = range(depth) if self.layers == "all" else range(depth - 1, depth)
-            weight = self.weights
-            scales = [
-                (weight.last if l == depth - 1 else weight.first if l == 0 else weight.hidden, weight.bias)
-                for l in keep
-            ]
             chain = evidence.chain.smoothed(smoothing)
-            return bind_dense(chain, params, target, space, list(keep), scales, part)
-        scale = {k: torch.tensor(v, dtype=torch.float64) for k, v in self._by_name(target).items()}
+            depth = len(chain.weights)
+            keep = list(range(depth) if self.layers == "all" else range(depth - 1, depth))
+            scales = [(scale[chain.weights[l]], self.weights.bias) for l in keep]
+            return bind_dense(chain, params, target, space, keep, scales, part)
+        weights = {k: torch.tensor(v, dtype=torch.float64) for k, v in scale.items()}
         if part is not None:
-            scale = {k: v * part.mask(target[k]) for k, v in scale.items()}
-        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, scale)
-
-    def _by_name(self, target: dict[str, torch.Tensor]) -> dict[str, float]:
-        """Group weights for a module of unknown structure: vectors are biases; the first and last matrix by order."""
-        matrices = [k for k, p in target.items() if p.dim() > 1]
-        scale = {k: self.weights.bias if p.dim() <= 1 else self.weights.hidden for k, p in target.items()}
-        if matrices:
-            scale[matrices[0]], scale[matrices[-1]] = self.weights.first, self.weights.last
-        return scale
+            weights = {k: v * part.mask(target[k]) for k, v in weights.items()}
+        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, weights)
