@@ -1,7 +1,7 @@
 """A second fit with weights from the misfit, the output equation and signs of multipliers: what each one brings.
 
-One row a victim and arm, all arms from the same seed: matched, close and median error of the span solve alone, without
-simulated training. The last case adds noise to the last layer's weights, as an owner might before publishing.
+One row a victim and arm, all arms from the same seed: matched, close and median error of the span solve alone,
+without simulated training. The last case adds noise to the last layer's weights, as an owner might before publishing.
 
     python benchmarks/sharpen.py --seeds 3
 """

@@ -97,6 +97,9 @@ class Watched:
     def hessian(self, point: Point) -> Tensor:
         return self.objective.hessian(point)
 
+    def curvatures(self, point: Point) -> Tensor:
+        return self.objective.curvatures(point)
+
     def hessian_product(self, point: Point) -> Callable[[Tensor], Tensor]:
         return self.objective.hessian_product(point)
 

@@ -141,4 +141,3 @@ def test_free_signs_where_the_recipe_tells_none():
     told = replace(evidence, recipe=Recipe(loss="cross-entropy"))
     wanted = signs(told, full(6), (0.0, 1.0), draw(3, 6, seed=2)).view(3, 2, 2)
     assert bool((wanted[:, 0].sum(1) == 0).all()) and bool((wanted[:, 1] == 0).all())
-

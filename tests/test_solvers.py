@@ -170,8 +170,9 @@ def test_one_conjugate_gradient_solve_is_the_dense_solve():
     point = objective.at(near(x))
     iterative = VarPro(dense_limit=0, cg_steps=5000)._system(objective, point)(0.5)
     hessian, gradient = objective.hessian(point), objective.gradient(point)
-    scale = float(hessian.diagonal().mean())
-    exact = -torch.linalg.solve(hessian + 0.5 * scale * torch.eye(N * D).double(), gradient.flatten())
+    sizes = point.coef.square().sum(1)
+    scale = (hessian.diagonal().mean() * sizes / sizes.mean()).repeat_interleave(D)
+    exact = -torch.linalg.solve(hessian + 0.5 * scale.diag(), gradient.flatten())
     assert (
         float((iterative.flatten() - exact).norm() / exact.norm()) < 0.1
     )  # the scale is a Hutchinson estimate
@@ -292,6 +293,9 @@ class Hostile:
     def hessian(self, point):
         return 2 * torch.eye(point.z.numel(), dtype=point.z.dtype)
 
+    def curvatures(self, point):
+        return torch.ones(len(point.z), dtype=point.z.dtype)
+
     def hessian_product(self, point):
         return lambda v: 2 * v
 
@@ -355,11 +359,11 @@ def test_an_indefinite_matrix_does_not_break_it(dense_limit):
 
 
 def test_conjugate_gradients_stop_at_a_direction_without_curvature():
-    rhs = draw(2, 3)
-    assert not _conjugate_gradients(lambda v: 0 * v, rhs, 10).any()
+    rhs, scale = draw(2, 3), torch.tensor([[2.0], [0.3]], dtype=torch.float64)
+    assert not _conjugate_gradients(lambda v: 0 * v, rhs, scale, 10).any()
     weight = torch.tensor([2.0, -3.0, 0.5], dtype=torch.float64)
-    assert _conjugate_gradients(lambda v: weight * v, rhs, 10).isfinite().all()
-    solved = _conjugate_gradients(lambda v: weight.abs() * v, rhs, 10, tolerance=1e-12)
+    assert _conjugate_gradients(lambda v: weight * v, rhs, scale, 10).isfinite().all()
+    solved = _conjugate_gradients(lambda v: weight.abs() * v, rhs, scale, 10, tolerance=1e-12)
     torch.testing.assert_close(solved, rhs / weight.abs(), rtol=1e-10, atol=1e-12)
 
 

@@ -61,28 +61,27 @@ class Objective:
     def at(self, z: Tensor) -> Point:
         """Evaluate at z [m, q]: eliminate the multipliers through the Gram matrix, refine them on the residual."""
         equation = self.equation
-        target = equation.target()
-        gram = equation.gram(z)
+        target, rows = equation.target(), equation.rows(z)
+        gram, right = rows.gram(), rows.inner(target)
         if not bool(torch.isfinite(gram).all()):
-            nothing = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
+            nothing = torch.zeros_like(right)
             return Point(z, nothing, target, math.inf, math.inf, torch.zeros_like(gram))
-        factor = self._eliminate(z, gram)
-        coef = torch.zeros(len(z), equation.multiplicity, dtype=z.dtype)
-        residual = target
-        for _ in range(2):  # the second pass removes the error that squaring the condition number made
-            step = factor @ (factor.T @ equation.inner(z, residual).flatten())
-            coef = coef + step.view_as(coef)
-            residual = target - equation.contribution(z, coef)
+        factor = self._eliminate(z, gram, right)
+        coef = (factor @ (factor.T @ right.flatten())).view_as(right)
+        residual = target - rows.contribution(coef)
+        # Squaring the condition number made an error, which a second pass on the residual removes.
+        step = factor @ (factor.T @ rows.inner(residual).flatten())
+        coef = coef + step.view_as(coef)
+        residual = target - rows.contribution(coef)
         misfit = (float(residual @ residual) + equation.outside) / equation.energy
         penalty = sum(float(term.value(self.space.expand(z)).sum()) for term in self.terms)
         return Point(z, coef, residual, misfit, misfit + penalty, factor)
 
-    def _eliminate(self, z: Tensor, gram: Tensor) -> Tensor:
+    def _eliminate(self, z: Tensor, gram: Tensor, right: Tensor) -> Tensor:
         """F with F F' the pseudo-inverse of the Gram matrix of the multipliers that are not held at zero."""
         if self.signs is None:
             return gram_solver(gram, self.cutoff)
-        right = self.equation.inner(z, self.equation.target()).flatten()
-        free = free_of_signs(gram, right, self.signs(z).flatten())
+        free = free_of_signs(gram, right.flatten(), self.signs(z).flatten())
         part = gram_solver(gram[free][:, free], self.cutoff)
         return part.new_zeros(len(gram), part.shape[1]).index_put((free.nonzero()[:, 0],), part)
 
@@ -110,16 +109,22 @@ class Objective:
             blocks[index, :, index] += term.curvature(u, self.space)
         return hessian
 
+    def curvatures(self, point: Point) -> Tensor:
+        """|c_i|^2 over its mean [m]: a candidate's columns of the Jacobian are proportional to its multipliers."""
+        sizes = point.coef.square().sum(1) + 1e-30
+        return (sizes / sizes.mean()).clamp_min(1e-6)
+
     def hessian_product(self, point: Point) -> Callable[[Tensor], Tensor]:
         """The same Hessian as a product with [m, q], from one JVP, one projection and one VJP."""
-        equation, z, coef = self.equation, point.z, point.coef
-        u = self.space.expand(z)
+        rows, slope = self.equation.rows(point.z), self.equation.slope(point.z, point.coef)
+        scale = 2 / self.equation.energy
+        u = self.space.expand(point.z)
 
         def product(direction: Tensor) -> Tensor:
-            moved = equation.jvp(z, coef, direction)
-            along = point.factor @ (point.factor.T @ equation.inner(z, moved).flatten())
-            moved = moved - equation.contribution(z, along.view_as(coef))
-            out = (2 / equation.energy) * equation.vjp(z, coef, moved)
+            moved = slope.jvp(direction)
+            along = point.factor @ (point.factor.T @ rows.inner(moved).flatten())
+            moved = moved - rows.contribution(along.view_as(point.coef))
+            out = scale * slope.vjp(moved)
             for term in self.terms:
                 out = out + term.curvature_product(u, self.space, direction)
             return out

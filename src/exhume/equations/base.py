@@ -2,11 +2,49 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from exhume.evidence import Parameters
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The gradients Phi at one z, evaluated once for many products.
+
+    Args:
+        gram: Phi Phi' [m k, m k].
+        inner: Phi v [m, k] for a vector [P].
+        contribution: Phi' c [P] for multipliers [m, k].
+    """
+
+    gram: Callable[[], Tensor]
+    inner: Callable[[Tensor], Tensor]
+    contribution: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Slope:
+    """The derivative J of Phi' c in z at one z and c, linearised once for many products.
+
+    Args:
+        jvp: J d [P] for a direction [m, q].
+        vjp: J' v [m, q] for a vector [P].
+    """
+
+    jvp: Callable[[Tensor], Tensor]
+    vjp: Callable[[Tensor], Tensor]
+
+
+def slope(contribution: Callable[[Tensor], Tensor], z: Tensor) -> Slope:
+    """Linearise z -> Phi(z)' c by reverse differentiation alone: J' v is linear in v, and its transpose is J."""
+    value, pull = torch.func.vjp(contribution, z)[:2]
+    push = torch.func.vjp(lambda v: pull(v)[0], torch.zeros_like(value))[1]
+    return Slope(lambda direction: push(direction)[0], lambda vector: pull(vector)[0])
 
 
 class Bound(Protocol):
@@ -59,6 +97,12 @@ class Bound(Protocol):
 
     def vjp(self, z: Tensor, coef: Tensor, vector: Tensor) -> Tensor:
         """Transpose of `jvp` applied to a vector [P], [m, q]."""
+
+    def rows(self, z: Tensor) -> Rows:
+        """`gram`, `inner` and `contribution` at one z."""
+
+    def slope(self, z: Tensor, coef: Tensor) -> Slope:
+        """`jvp` and `vjp` at one z and c."""
 
     def normal(self, z: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """J'J [m q, m q] and J' Phi' [m q, m k], J the Jacobian of Phi' c in z."""

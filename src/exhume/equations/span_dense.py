@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.dense import DenseNode, dense_node
+from exhume.equations.base import Rows, Slope, slope
 from exhume.equations.fold import frame_of
 from exhume.equations.part import Part
 from exhume.evidence import Parameters
@@ -132,31 +133,49 @@ class DenseSpan:
             for k in range(len(self.keep))
         ]
 
+    def rows(self, z: Tensor) -> Rows:
+        """All gradients at z as factors: Phi Phi' is a sum over layers of (left Gram) * (right Gram)."""
+        factors = self._factors(z)
+        shape = factors[0][0].shape[:3]
+
+        def gram() -> Tensor:
+            total = z.new_zeros(shape.numel(), shape.numel())
+            for left, right in factors:
+                l, r = left.flatten(0, 2), right.flatten(0, 1)
+                rr = (r @ r.T).repeat_interleave(shape[2], 0).repeat_interleave(shape[2], 1)
+                total = total + (l @ l.T) * rr
+            return total
+
+        def inner(vector: Tensor) -> Tensor:
+            total = z.new_zeros(shape)
+            for (left, right), block in zip(factors, self._split(vector), strict=True):
+                total = total + torch.einsum("mvcw,mvw->mvc", left, right @ block.T)
+            return total.flatten(1)
+
+        def contribution(coef: Tensor) -> Tensor:
+            c, out = coef.view(shape), []
+            for left, right in factors:
+                combined = torch.einsum("mvc,mvcw->mvw", c, left).flatten(0, 1)
+                out.append((combined.T @ right.flatten(0, 1)).flatten())
+            return torch.cat(out)
+
+        return Rows(gram, inner, contribution)
+
+    def slope(self, z: Tensor, coef: Tensor) -> Slope:
+        """The derivative of Phi' c, its graph kept."""
+        return slope(lambda at: self.contribution(at, coef), z)
+
     def gram(self, z: Tensor) -> Tensor:
-        """Phi Phi', as a sum over layers of (left Gram) * (right Gram)."""
-        total = z.new_zeros(len(z) * self.multiplicity, len(z) * self.multiplicity)
-        for left, right in self._factors(z):
-            c = left.shape[2]
-            l, r = left.flatten(0, 2), right.flatten(0, 1)
-            rr = (r @ r.T).repeat_interleave(c, 0).repeat_interleave(c, 1)
-            total = total + (l @ l.T) * rr
-        return total
+        """Phi Phi'."""
+        return self.rows(z).gram()
 
     def inner(self, z: Tensor, vector: Tensor) -> Tensor:
-        """Phi v = left' V right for each gradient."""
-        total = z.new_zeros(len(z), len(self.nodes), self.outputs)
-        for (left, right), block in zip(self._factors(z), self._split(vector), strict=True):
-            total = total + torch.einsum("mvcw,mvw->mvc", left, right @ block.T)
-        return total.flatten(1)
+        """Phi v, left' V right for each gradient."""
+        return self.rows(z).inner(vector)
 
     def contribution(self, z: Tensor, coef: Tensor) -> Tensor:
         """Phi' c."""
-        c = coef.view(len(z), len(self.nodes), self.outputs)
-        out = []
-        for left, right in self._factors(z):
-            combined = torch.einsum("mvc,mvcw->mvw", c, left).flatten(0, 1)
-            out.append((combined.T @ right.flatten(0, 1)).flatten())
-        return torch.cat(out)
+        return self.rows(z).contribution(coef)
 
     def potential(self, z: Tensor, coef: Tensor, vector: Tensor) -> Tensor:
         """<v, c_i' Phi_i> of each candidate."""

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.func import jacrev, jvp, vjp, vmap
 
+from exhume.equations.base import Rows, Slope, slope
 from exhume.evidence import Forward, Parameters
 from exhume.spaces import Space
 
@@ -132,6 +133,18 @@ class ModuleSpan:
         with torch.enable_grad():
             leaf = z.detach().requires_grad_()
             return torch.autograd.grad(self.potential(leaf, coef, vector).sum(), leaf)[0]
+
+    def rows(self, z: Tensor) -> Rows:
+        """The products as they are: gradients of all candidates at once would not fit."""
+        return Rows(
+            lambda: self.gram(z),
+            lambda vector: self.inner(z, vector),
+            lambda coef: self.contribution(z, coef),
+        )
+
+    def slope(self, z: Tensor, coef: Tensor) -> Slope:
+        """The derivative of Phi' c, its graph kept."""
+        return slope(lambda at: self.contribution(at, coef), z)
 
     def normal(self, z: Tensor, coef: Tensor) -> tuple[Tensor, Tensor]:
         """J'J and J' Phi' with J formed column by column; for small problems."""

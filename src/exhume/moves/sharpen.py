@@ -2,8 +2,8 @@
 
 The span equation holds up to a misfit of its own, larger in some parameter groups than in others. Weights of one over
 the misfit of each group make its least-squares solution the efficient one (feasible generalised least squares;
-Aitken 1936). A network trained to zero squared loss also satisfies f(x_i; theta_f) = y_i, as many equations more as it
-has samples and outputs. And the multipliers at theta_0 push each output towards its label, which gives their sign.
+Aitken 1936). A network trained to zero squared loss also satisfies f(x_i; theta_f) = y_i, as many equations more as
+it has samples and outputs. And the multipliers at theta_0 push each output towards its label, which gives their sign.
 """
 
 from __future__ import annotations

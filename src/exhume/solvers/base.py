@@ -47,6 +47,9 @@ class Problem(Protocol[P]):
     def hessian(self, point: P) -> Tensor:
         """Gauss-Newton Hessian [m q, m q]."""
 
+    def curvatures(self, point: P) -> Tensor:
+        """Rough size of each candidate's part of the Hessian's diagonal, positive, 1 on average [m]."""
+
     def hessian_product(self, point: P) -> Callable[[Tensor], Tensor]:
         """Gauss-Newton Hessian times a direction [m, q]."""
 
