@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from exhume.ambiguity import Ambiguity, count_samples, used_layers
+from exhume.ambiguity import ambiguity, count_samples, used_layers
 from exhume.evidence import Evidence
+from exhume.spaces import full
 from exhume.survey import Ground
 
 LOCAL, GLOBAL = 2.0, 4.0  # ratios from which samples are told near the truth, and from random starts
@@ -28,9 +29,9 @@ class Regime:
         equations: p, the numbers whose change is explained.
         unknowns: candidates and multipliers.
         ratio: equations over unknowns.
-        fit: n, from which any labels can be fitted by the last layer (p = n).
-        law: d n, from which the samples themselves are told, by published experiments (p = d n).
-        law_reduced: r n, the same in the row space of rank r; None where no rank is read.
+        fit: n, the p of the last layer above which it fits any labels (the threshold p = n).
+        law: d n, the p of the last layer above which published experiments find the samples (p = d n).
+        law_reduced: n r, the same in the row space of rank r; None where no rank is read.
         verdict: what follows, as a sentence.
     """
 
@@ -48,14 +49,13 @@ class Regime:
 
 
 def regimes(
-    evidence: Evidence, ground: Ground, found: Ambiguity, samples: int | None = None, nodes: int = 1
+    evidence: Evidence, ground: Ground, samples: int | None = None, nodes: int = 1
 ) -> tuple[Regime, ...]:
     """Count equations and unknowns for the last layer and for all layers, in the full space and in the row space.
 
     Args:
         evidence: weights before and after training, with a dense chain.
         ground: what was read off it.
-        found: what the equations cannot tell; a free scale is one unknown less a sample.
         samples: their number, if known.
         nodes: points of weight space at which gradients are taken; the published attacks use one.
 
@@ -66,16 +66,15 @@ def regimes(
     n = count_samples(ground, samples)
     if evidence.chain is None or evidence.init is None or n is None:
         return ()
-    depth = len(evidence.chain.weights)
-    choices = [("last", (depth - 1,))]
-    if (changed := used_layers(evidence, "all")) != (depth - 1,):
-        choices.append(("all", changed))
-    return tuple(
-        _regime(evidence, ground, name, layers, reduced, n, nodes, found.scale)
-        for name, layers in choices
-        for reduced in ((False, True) if ground.reduced else (False,))
-        if layers
-    )
+    places = [(False, replace(ground, space=full(evidence.input.size)))]
+    if ground.reduced:
+        places.append((True, ground))
+    counted = []
+    for layers in ("last", "all"):
+        for reduced, place in places:
+            free = ambiguity(evidence, layers, samples, place).scale
+            counted.append(_regime(evidence, place, layers, reduced, n, nodes, free))
+    return tuple(counted)
 
 
 def laziness(evidence: Evidence) -> float | None:
@@ -90,27 +89,30 @@ def laziness(evidence: Evidence) -> float | None:
 
 
 def _regime(
-    evidence: Evidence,
-    ground: Ground,
-    name: str,
-    layers: tuple[int, ...],
-    reduced: bool,
-    n: int,
-    nodes: int,
-    scale_free: bool,
+    evidence: Evidence, ground: Ground, layers: str, reduced: bool, n: int, nodes: int, scale_free: bool
 ) -> Regime:
     d, outputs = evidence.input.size, evidence.outputs
     rank = ground.first.rank if ground.reduced and ground.first is not None else None
-    fixed = scale_free or evidence.input.sample_norm is not None
-    coordinates = max((ground.space.dim if reduced else d) - fixed, 0)
-    equations = sum(_numbers(evidence, l, rank if reduced else None) for l in layers)
+    coordinates = ground.space.dim - (scale_free or evidence.input.sample_norm is not None)
+    used = used_layers(evidence, layers)
+    equations = sum(_numbers(evidence, l, rank if reduced else None) for l in used)
     unknowns = n * (coordinates + nodes * outputs)
-    ratio = equations / unknowns
     law_reduced = None if rank is None else n * rank
+    marks = [("n", n), ("n r", law_reduced) if reduced and law_reduced is not None else ("d n", d * n)]
+    ratio = equations / unknowns
     return Regime(
-        name, reduced, n, coordinates, equations, unknowns, ratio, n, d * n, law_reduced,
-        _verdict(ratio, equations, n, d, law_reduced),
-    )  # fmt: skip
+        layers=layers,
+        reduced=reduced,
+        samples=n,
+        coordinates=coordinates,
+        equations=equations,
+        unknowns=unknowns,
+        ratio=ratio,
+        fit=n,
+        law=d * n,
+        law_reduced=law_reduced,
+        verdict=_verdict(ratio, equations, marks if layers == "last" else []),
+    )
 
 
 def _numbers(evidence: Evidence, layer: int, rank: int | None) -> int:
@@ -123,15 +125,14 @@ def _numbers(evidence: Evidence, layer: int, rank: int | None) -> int:
     return weight.numel() + (0 if bias is None else len(weight))
 
 
-def _verdict(ratio: float, equations: int, n: int, d: int, law_reduced: int | None) -> str:
+def _verdict(ratio: float, equations: int, marks: list[tuple[str, int]]) -> str:
     if ratio < 1:
-        said = "fewer equations than unknowns: candidates that fit without error mean nothing"
+        said = "fewer equations than unknowns, so that candidates which fit exactly mean nothing"
     elif ratio < LOCAL:
-        said = "hardly more equations than unknowns: wrong candidates may fit as well"
+        said = "hardly more equations than unknowns, so that wrong candidates may fit as well"
     elif ratio < GLOBAL:
         said = "enough equations to tell samples near the truth, but random starts may miss them"
     else:
-        said = "enough equations to recover samples from random starts"
-    marks = [("n", n), ("r n", law_reduced), ("d n", d * n)]
-    below = [f"{name} = {at:,}" for name, at in marks if at is not None and equations < at]
-    return f"{said}; p = {equations:,} is {'below ' + ', '.join(below) if below else f'at or above d n = {d * n:,}'}"
+        said = "enough equations to find samples from random starts, where fixed gradients explain the change"
+    reached = [f"{'above' if equations > at else 'not above'} {name} = {at:,}" for name, at in marks]
+    return said + (f"; p = {equations:,} is {' and '.join(reached)}" if reached else "")
