@@ -116,7 +116,7 @@ def count_samples(ground: Ground, samples: int | None) -> int | None:
 
 
 def used_layers(evidence: Evidence, layers: str) -> tuple[int, ...]:
-    """Indices of the dense layers whose change enters the equations: those that changed, or the last one.
+    """Indices of the dense layers whose change enters the equations: the last, or those that changed (else all).
 
     Args:
         evidence: with a dense chain.
@@ -131,11 +131,13 @@ def used_layers(evidence: Evidence, layers: str) -> tuple[int, ...]:
             "layers can be chosen in plain dense networks only, but the model is another kind; use all parameters"
         )
     depth = len(chain.weights)
-    if layers == "last" or evidence.init is None:
-        return tuple(range(depth - 1, depth) if layers == "last" else range(depth))
-    return tuple(
-        l for l, k in enumerate(chain.weights) if not torch.equal(evidence.init[k], evidence.final[k])
+    if layers == "last":
+        return (depth - 1,)
+    start, end = evidence.init, evidence.final
+    moved = (
+        l for l, k in enumerate(chain.weights) if start is not None and not torch.equal(start[k], end[k])
     )
+    return tuple(moved) or tuple(range(depth))
 
 
 def parity(evidence: Evidence, used: tuple[int, ...], ground: Ground) -> Parity:

@@ -93,7 +93,7 @@ def _regime(
 ) -> Regime:
     d, outputs = evidence.input.size, evidence.outputs
     rank = ground.first.rank if ground.reduced and ground.first is not None else None
-    coordinates = ground.space.dim - (scale_free or evidence.input.sample_norm is not None)
+    coordinates = max(ground.space.dim - (scale_free or evidence.input.sample_norm is not None), 0)
     used = used_layers(evidence, layers)
     equations = sum(_numbers(evidence, l, rank if reduced else None) for l in used)
     unknowns = n * (coordinates + nodes * outputs)
