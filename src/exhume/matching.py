@@ -145,9 +145,9 @@ def match(
     Where the equations cannot tell a sample's sign or scale, a second count forgives that, for train, control and
     random candidates alike: the distance is the smallest over zero + s (x_hat - zero), s = -1 for the sign, s > 0
     for the scale. The change acts on model inputs about their zero, since that is what the equations cannot tell;
-    the public mean still only sets what an error is relative to. The two are the same point where the public mean
-    is what the owner subtracts. With a free scale that matters: about a mean, unrelated rows stay at right angles,
-    whereas raw images all point one way, and only the division by the centred norm keeps them apart.
+    the public mean still only sets what an error is relative to. Where the model subtracts the public mean the two
+    are one point, and unrelated rows stay at right angles whatever their scale. Where it sees raw images, all point
+    nearly one way, and a free scale makes a few unrelated ones match: about one face in 25.
 
     Args:
         candidates: x_hat [m, *shape] in the owner's units, or an object with such an `x`; m may be 0.
