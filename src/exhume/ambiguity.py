@@ -15,7 +15,7 @@ from exhume.survey import Ground, survey
 TOLD = 0.01  # share of the part beyond degree one that must tell x from -x: less drowns in the misfit
 BENT = 1e-3  # squared sine of the angle between the gradients at x and 2 x that tells the scale
 LINEAR = 1e-6  # share of the gradients beyond degree one below which they are linear in the sample
-_PROBES, _DIMENSIONS, _HEADS = 256, 8, 8
+_PROBES, _DIMENSIONS, _HEADS = 128, 8, 8
 
 
 @dataclass(frozen=True)
@@ -162,9 +162,8 @@ def parity(evidence: Evidence, used: tuple[int, ...], ground: Ground) -> Parity:
     if k > 1:  # on a sphere degrees do not mix; in one dimension it would be two points
         z = z / z.norm(dim=1, keepdim=True)
     u = ground.norm * (z @ frame if space.basis is None else z @ frame @ space.basis)
-    gram = _gram(
-        dense_node(chain, evidence.at(1.0), None, None), chain.biases, used, torch.cat([u, -u, 2 * u])
-    )
+    node = dense_node(chain, evidence.at(1.0), None, None)
+    gram = _gram(node, chain.biases, used, torch.cat([u, -u, 2 * u]))
     here, across = gram[:m, :m] + gram[m : 2 * m, m : 2 * m], gram[:m, m : 2 * m] + gram[m : 2 * m, :m]
     odd, even = (here - across) / 4, (here + across) / 4
     q = torch.linalg.qr(z)[0]
@@ -173,9 +172,7 @@ def parity(evidence: Evidence, used: tuple[int, ...], ground: Ground) -> Parity:
     total_odd, total_even = float(odd.trace()) / m, float(even.trace()) / m
     total = max(total_odd + total_even, torch.finfo(torch.float64).tiny)
     once, twice, both = (
-        gram[:m, :m].diagonal(),
-        gram[2 * m :, 2 * m :].diagonal(),
-        gram[:m, 2 * m :].diagonal(),
+        block.diagonal() for block in (gram[:m, :m], gram[2 * m :, 2 * m :], gram[:m, 2 * m :])
     )
     bent = 1 - both.square() / (once * twice).clamp_min(torch.finfo(torch.float64).tiny)
     return Parity(
@@ -190,19 +187,21 @@ def parity(evidence: Evidence, used: tuple[int, ...], ground: Ground) -> Parity:
 def _gram(node: DenseNode, biases: tuple[str | None, ...], used: tuple[int, ...], u: Tensor) -> Tensor:
     """Inner products of the gradients of the outputs before their activation, which multipliers absorb."""
     _, right, slope = node.forward(u)
-    outputs = slope[-1].shape[1]
-    head = torch.eye(outputs, dtype=u.dtype)
+    last, outputs = len(biases) - 1, slope[-1].shape[1]
+    if used == (last,):  # the gradients are the hidden features: no signal is needed
+        return right[last] @ right[last].T
+    heads = torch.eye(outputs, dtype=u.dtype)
     if outputs > _HEADS:
-        generator = torch.Generator().manual_seed(1)
-        head = torch.randn(_HEADS, outputs, generator=generator, dtype=u.dtype)
-    slope = [*slope[:-1], torch.ones_like(slope[-1])]
-    left = node.lefts(slope, head.expand(len(u), -1, -1))
+        heads = torch.randn(_HEADS, outputs, generator=torch.Generator().manual_seed(1), dtype=u.dtype)
+    slope[-1] = torch.ones_like(slope[-1])
     gram = u.new_zeros(len(u), len(u))
-    for l in used:
-        inner = right[l] @ right[l].T
-        if biases[l] is not None and l < len(biases) - 1:
-            inner = inner + 1
-        gram += inner * (left[l].flatten(1) @ left[l].flatten(1).T)
+    inner = [
+        a @ a.T + (b is not None and l < last) for l, (a, b) in enumerate(zip(right, biases, strict=False))
+    ]
+    for head in heads:  # one at a time, since a signal is as large as a hidden layer
+        left = node.lefts(slope, head.expand(len(u), 1, -1))
+        for l in used:
+            gram += inner[l] * (left[l][:, 0] @ left[l][:, 0].T)
     return gram
 
 
