@@ -14,7 +14,25 @@ from exhume.equations.span import EquationWeights, Span
 from exhume.evidence import Evidence, InputSpec
 from exhume.spaces import full, subspace
 
-ACTIVATIONS = {"relu": nn.ReLU, "tanh": nn.Tanh, "softplus": nn.Softplus, "leaky_relu": nn.LeakyReLU}
+
+class ReluTanh(nn.Module):
+    """relu(u) + tanh(u): it has odd degrees from three, which ReLU has not."""
+
+    def forward(self, u):
+        return torch.relu(u) + torch.tanh(u)
+
+
+ACTIVATIONS = {
+    "relu": nn.ReLU,
+    "tanh": nn.Tanh,
+    "softplus": nn.Softplus,
+    "leaky_relu": nn.LeakyReLU,
+    "gelu": nn.GELU,
+    "silu": nn.SiLU,
+    "sigmoid": nn.Sigmoid,
+    "identity": nn.Identity,
+    "relu+tanh": ReluTanh,
+}
 NO_DECAY = Decay(1.0, 1.0, "planted")
 
 

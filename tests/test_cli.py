@@ -103,6 +103,18 @@ def test_inspect_tells_rank_and_applicability(monkeypatch, target, capsys):
     assert run(monkeypatch, "inspect", target, "--json") == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["rank"], told["activation"], told["attacks"][0]["applies"]) == (6, "relu", True)
+    assert (told["samples"], told["hermite"]["activation"]) == (6, "relu")
+    assert {r["layers"] for r in told["regimes"]} == {"last", "all"} and all(
+        r["ratio"] for r in told["regimes"]
+    )
+    assert [(a["sign"], a["scale"]) for a in told["ambiguities"]] == [(False, False)] * 2
+    assert run(monkeypatch, "inspect", target) == 0
+    page = " ".join(capsys.readouterr().out.split())
+    assert "Squared Hermite coefficients of relu by degree" in page
+    assert (
+        "last, row space:" in page
+        and "all layers: the row space of [DW_1, Db_1] tells sign and scale" in page
+    )
     assert run(monkeypatch, "inspect", target.parent / "final.safetensors", "--json") == 0
     assert json.loads(capsys.readouterr().out)["parameters"] == 64 * 200 + 200 + 200 + 1
 

@@ -10,9 +10,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exhume.ambiguity import Ambiguity
+from exhume.candidates import Candidates
 from exhume.errors import ExhumeError
 from exhume.matching import assign, match
 from exhume.metrics import relative_l2
+from exhume.reconstruction import Reconstruction
 from exhume.truth import Truth
 from exhume.victims.data import load, split
 
@@ -246,3 +249,114 @@ def test_the_global_generator_and_the_inputs_are_untouched():
     match(x_hat, truth)
     assert torch.equal(before, torch.random.get_rng_state())
     assert torch.equal(copy, x_hat)
+
+
+# --- what the equations cannot tell, forgiven beside the plain count -----------------------------------------
+
+SIGN, SCALE, BOTH = (
+    Ambiguity(sign, scale, ()) for sign, scale in ((True, False), (False, True), (True, True))
+)
+
+
+def forgiven(x_hat, truth, ambiguity):
+    found = match(x_hat, truth, ambiguity=ambiguity)
+    return found.train.gauge.count, found.control.gauge.count, found.random.gauge.count
+
+
+def centred(n=5, d=12, seed=0):
+    """Rows around zero, so that unrelated ones are at right angles."""
+    return Truth(draw(n, d, seed=seed) - 0.5, draw(2 * n, d, seed=seed + 1) - 0.5, torch.zeros(d))
+
+
+def test_nothing_is_forgiven_where_nothing_is_declared():
+    truth, x_hat, _ = planted()
+    for found in (match(x_hat, truth), match(x_hat, truth, ambiguity=Ambiguity(False, False, ("told",)))):
+        assert [s.gauge for s in (found.train, found.control, found.random, found.mean_image)] == [None] * 4
+
+
+def test_a_declared_sign_or_scale_is_forgiven_beside_the_plain_count():
+    truth = centred()
+    flips = torch.tensor([1.0, -1.0, -1.0, 1.0, -1.0]).double()[:, None]
+    scales = torch.tensor([0.2, 1.0, 3.0, 7.0, 0.5]).double()[:, None]
+    cases = (
+        ("flipped", flips, (5, 2, 5)),
+        ("scaled", scales, (1, 5, 5)),
+        ("both", flips * scales, (1, 2, 5)),
+    )
+    for name, s, counts in cases:
+        x_hat = s * truth.train
+        plain = match(x_hat, truth)
+        for ambiguity, count in zip((SIGN, SCALE, BOTH), counts, strict=True):
+            found = match(x_hat, truth, ambiguity=ambiguity)
+            assert dataclasses.replace(found.train, gauge=None) == plain.train
+            assert dataclasses.replace(found.control, gauge=None) == plain.control
+            assert found.rows == plain.rows
+            assert forgiven(x_hat, truth, ambiguity) == (count, 0, 0), name
+    assert match(scales * truth.train, truth, ambiguity=SCALE).train.gauge.close == 5
+    assert match(scales * truth.train, truth, ambiguity=SCALE).train.gauge.median == pytest.approx(
+        0, abs=1e-12
+    )
+
+
+def test_control_rows_are_forgiven_as_much_as_training_rows():
+    truth = centred()
+    assert forgiven(-3 * truth.control[:5], truth, BOTH) == (0, 5, 0)
+
+
+def test_the_sign_turns_the_model_input_and_not_the_row_less_the_public_mean():
+    public, zero = torch.full((12,), 0.5), torch.full((12,), 0.2)
+    truth = Truth(draw(5, 12), draw(10, 12, seed=1), public_mean=public)
+    about_zero, about_mean = 2 * zero - truth.train, 2 * public - truth.train
+    declared = Ambiguity(True, False, (), zero)
+    assert forgiven(about_zero, truth, declared)[0] == 5
+    assert forgiven(about_mean, truth, declared)[0] == 0
+    assert forgiven(-truth.train, truth, Ambiguity(True, False, ()))[0] == 5
+
+
+@pytest.mark.parametrize(("about_mean", "most"), [(True, 0.1), (False, 1.5)])
+def test_a_free_scale_lets_unrelated_rows_pass_where_the_model_sees_raw_images(about_mean, most):
+    """All faces point nearly one way from raw zero: matches by chance are the control's to show."""
+    false = []
+    for seed in range(20):
+        drawn = split(load("faces"), 20, seed)
+        truth = Truth(drawn.train.x, drawn.control.x, public_mean=drawn.spec.mean)
+        declared = Ambiguity(True, True, (), drawn.spec.mean if about_mean else None)
+        found = match(drawn.control.x[:20], truth, ambiguity=declared)
+        assert (found.train.count, found.control.gauge.count) == (0, 20)
+        false.append(found.train.gauge.count)
+    assert sum(false) / 20 <= most
+    assert about_mean or sum(false) > 0
+
+
+def test_a_reconstruction_declares_what_is_forgiven():
+    truth = centred()
+    candidates = Candidates(-truth.train, torch.ones(5, 1), torch.ones(5, 1))
+    found = Reconstruction(
+        attack="a", candidates=candidates, importance=torch.ones(5), misfit=0.0, loss=0.0, status="converged",
+        reason="", steps=0, seconds=0.0, seed=0, trace=(), assumed=(), ambiguity=SIGN,
+    )  # fmt: skip
+    assert match(found, truth).train.gauge.count == 5
+    assert match(dataclasses.replace(found, ambiguity=None), truth).train.gauge is None
+
+
+@given(st.integers(0, 10_000), st.sampled_from([SIGN, SCALE, BOTH]))
+@settings(deadline=None, max_examples=40)
+def test_forgiving_never_lowers_a_count_and_does_not_depend_on_the_gauge(seed, ambiguity):
+    truth = centred(4, 3, seed)
+    x_hat = draw(6, 3, seed=seed + 2) - 0.5
+    found = match(x_hat, truth, ambiguity=ambiguity)
+    for score in (found.train, found.control, found.random):
+        assert score.gauge.count >= score.count
+        assert score.gauge.close >= score.close
+    s = draw(6, 1, seed=seed + 3) + 0.1 if ambiguity.scale else torch.ones(6, 1).double()
+    s = s * (draw(6, 1, seed=seed + 4) - 0.5).sign() if ambiguity.sign else s
+    again = match(s * x_hat, truth, ambiguity=ambiguity)
+    assert again.train.gauge.count == found.train.gauge.count
+    assert again.train.gauge.median == pytest.approx(found.train.gauge.median)
+
+
+def test_scores_with_a_gauge_are_strict_json():
+    truth = centred()
+    for x_hat in (truth.train, truth.train[:0], torch.full_like(truth.train, torch.nan)):
+        for ambiguity in (SIGN, SCALE, BOTH):
+            json.dumps(dataclasses.asdict(match(x_hat, truth, ambiguity=ambiguity)), allow_nan=False)

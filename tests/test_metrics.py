@@ -1,11 +1,12 @@
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 import torch
 
 from exhume import metrics
-from exhume.metrics import is_image, relative_l2, ssim, ssim_matrix
+from exhume.metrics import gauge_l2, is_image, relative_l2, rho, rho_pm, ssim, ssim_matrix
 
 
 def draw(*shape, seed=0):
@@ -110,3 +111,54 @@ def test_torchmetrics_is_imported_late_and_without_a_warning():
     command = [sys.executable, "-W", "error", "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, env={"PYTHONPATH": ":".join(sys.path)})
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(("sign", "free_scale"), [(False, False), (True, False), (False, True), (True, True)])
+def test_gauge_l2_is_the_smallest_distance_over_the_changes_allowed(sign, free_scale):
+    x_hat, x, centre, scale, zero = (
+        draw(3, 4),
+        draw(2, 4, seed=1),
+        draw(4, seed=2),
+        1 + draw(4, seed=3),
+        draw(4, seed=4),
+    )
+    found = gauge_l2(x_hat, x, centre, scale, zero=zero, sign=sign, free_scale=free_scale)
+    sizes = np.linspace(0, 20, 200_001) if free_scale else np.ones(1)
+    factors = torch.from_numpy(np.concatenate([sizes, -sizes]) if sign else sizes)[:, None]
+    for i in range(2):
+        for j in range(3):
+            tried = ((zero + factors * (x_hat[j] - zero) - x[i]) / scale).norm(dim=1)
+            wanted = tried.min() / ((x[i] - centre) / scale).norm()
+            assert found[i, j].item() == pytest.approx(wanted.item(), rel=1e-6)
+
+
+def test_gauge_l2_is_infinite_for_broken_candidates_and_exact_for_scaled_rows():
+    x = draw(2, 5)
+    x_hat = torch.stack([-3 * x[0], torch.full((5,), torch.nan), torch.zeros(5).double()])
+    found = gauge_l2(x_hat, x, sign=True, free_scale=True)
+    assert found[0, 0].item() < 1e-15
+    assert found[:, 1].isinf().all()
+    assert found[:, 2].tolist() == pytest.approx([1.0, 1.0])
+
+
+def test_rho_is_the_mean_error_of_the_best_assignment_and_counts_signs():
+    x = draw(4, 6) - 0.5
+    x_hat = 1.1 * x[[2, 0, 3, 1]]
+    assert rho(x_hat, x) == pytest.approx(0.1)
+    assert rho(torch.cat([x_hat, draw(3, 6, seed=1)]), x) == pytest.approx(0.1)
+    signs = torch.tensor([[1.0], [-1.0], [-1.0], [1.0]]).double()
+    assert rho(signs * x_hat, x) > 0.5
+    assert rho_pm(signs * x_hat, x) == pytest.approx(0.1)
+    assert rho(x_hat * 30, x) == pytest.approx(32.0)  # errors are not capped
+
+
+def test_rho_forgives_one_sign_a_sample_and_not_one_an_entry():
+    x = draw(3, 8) - 0.5
+    mixed = x * (draw(3, 8, seed=1) - 0.5).sign()
+    assert rho_pm(mixed, x) > 0.3
+
+
+def test_rho_is_infinite_where_rows_lack_a_candidate():
+    x = draw(3, 4)
+    assert rho(x[:2], x) == torch.inf
+    assert rho(torch.cat([x[:2], torch.full((1, 4), torch.nan)]), x) == torch.inf

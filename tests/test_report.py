@@ -17,6 +17,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from exhume import report as reports
+from exhume.ambiguity import Ambiguity
 from exhume.candidates import Candidates
 from exhume.errors import ExhumeError, OutputError
 from exhume.evidence import Evidence, InputSpec, Recipe
@@ -146,6 +147,28 @@ def test_the_keys_that_checks_read_are_there(tmp_path):
     assert [sample["candidate"] for sample in attack["per_sample"]] == [0, 1, 2]
     assert sorted(sample["truth"] for sample in attack["per_sample"]) == [0, 1, 2]
     assert [sample["certified"] for sample in attack["per_sample"]] == [False, False, True]
+
+
+def test_a_count_up_to_a_declared_ambiguity_stands_beside_and_only_where_it_is_declared(tmp_path):
+    truth = Truth(train=draw(3, 1, 6, 6, seed=11) - 0.5, control=draw(5, 1, 6, 6, seed=12) - 0.5)
+    found = reconstruction(-truth.train)
+    plain, page = write(tmp_path / "plain", evidence(1, 6, 6), [found], truth)
+    assert "up to" not in page
+    assert plain.attacks[0].matched.train.gauge is None and plain.attacks[0].ambiguity is None
+    declared = replace(found, ambiguity=Ambiguity(True, False, ("the <sign> is not told",)))
+    _, page = write(tmp_path / "declared", evidence(1, 6, 6), [declared], truth)
+    assert "matched up to sign" in page and "the &lt;sign&gt; is not told" in page
+    attack = strict(tmp_path / "declared" / JSON)["attacks"][0]
+    assert attack["ambiguity"] == {"sign": True, "scale": False, "reasons": ["the <sign> is not told"]}
+    assert attack["matched"]["train"]["gauge"] == {"count": 3, "close": 3, "median": 0.0}
+    assert (
+        attack["matched"]["control"]["gauge"]["count"] == attack["matched"]["random"]["gauge"]["count"] == 0
+    )
+    assert attack["matched"]["mean_image"]["gauge"] is None
+    before = strict(tmp_path / "plain" / JSON)["attacks"][0]["matched"]
+    for side in ("train", "control", "random", "mean_image"):
+        assert before[side] | {"gauge": None} == attack["matched"][side] | {"gauge": None}
+    assert reports.read(tmp_path / "declared" / JSON).attacks[0].ambiguity.sign
 
 
 def test_without_truth_nothing_is_scored(tmp_path):

@@ -109,7 +109,8 @@ def inspect(
     if target.suffix != ".toml":
         show_checkpoint(target, as_json, trust_pickle)
         return
-    found = inspect_evidence(read_target(target).evidence(trust_pickle=trust_pickle))
+    read = read_target(target)
+    found = inspect_evidence(read.evidence(trust_pickle=trust_pickle), read.attack.samples)
     if as_json:
         print(json.dumps(asdict(found), allow_nan=False))
     else:

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
+
+from exhume.ambiguity import ambiguity, count_samples
 from exhume.evidence import Evidence
+from exhume.hermite import hermite
 from exhume.presets import ATTACKS
-from exhume.survey import survey
+from exhume.regime import Regime, laziness, regimes
+from exhume.survey import Ground, survey
 
 
 @dataclass(frozen=True)
@@ -25,6 +30,38 @@ class Applicability:
 
 
 @dataclass(frozen=True)
+class Degrees:
+    """Which degrees of its input the first hidden activation passes on.
+
+    Args:
+        activation: its name.
+        scale: standard deviation of the pre-activations of a typical input.
+        squares: squared Hermite coefficients mu_k^2, k = 0, 1, ..., at that scale.
+    """
+
+    activation: str
+    scale: float
+    squares: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Untold:
+    """What one set of equations cannot tell of a sample.
+
+    Args:
+        layers: "last layer" or "all layers".
+        sign: whether x and -x may be confused.
+        scale: whether x and s x may be.
+        reasons: one sentence each, also for what can be told.
+    """
+
+    layers: str
+    sign: bool
+    scale: bool
+    reasons: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Inspection:
     """The facts of a target.
 
@@ -40,6 +77,11 @@ class Inspection:
         exclusive: inputs that single neurons give away exactly.
         findings: what was concluded, one sentence each.
         attacks: which attacks apply.
+        samples: number of samples that was counted with, stated or from the rank; None if neither is known.
+        laziness: |theta_f - theta_0| / |theta_0|, None without initial weights.
+        hermite: degrees of the first hidden activation; None if the model is no dense network with a hidden layer.
+        regimes: equations against unknowns; empty where they cannot be counted, and a finding says why.
+        ambiguities: what the equations cannot tell; empty if the model is no dense network.
     """
 
     layers: tuple[tuple[str, tuple[int, ...], int], ...]
@@ -53,10 +95,20 @@ class Inspection:
     exclusive: int
     findings: tuple[str, ...]
     attacks: tuple[Applicability, ...]
+    samples: int | None
+    laziness: float | None
+    hermite: Degrees | None
+    regimes: tuple[Regime, ...]
+    ambiguities: tuple[Untold, ...]
 
 
-def inspect(evidence: Evidence) -> Inspection:
-    """Survey the evidence and try every attack's needs against it."""
+def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
+    """Survey the evidence, count equations, and try every attack's needs against it.
+
+    Args:
+        evidence: what is known.
+        samples: number of training samples, if known.
+    """
     ground = survey(evidence)
     first = ground.first
     findings = list(ground.notes)
@@ -66,6 +118,10 @@ def inspect(evidence: Evidence) -> Inspection:
         )
     if evidence.chain is None:
         findings.append("the model is no plain dense network: attacks search the full input space")
+    n, lazy = count_samples(ground, samples), laziness(evidence)
+    if lazy is not None:
+        findings.append(f"training changed the weights by {lazy:.3g} of their norm")
+    findings += _uncounted(evidence, n, samples)
     attacks = []
     for name, entry in ATTACKS.items():
         gaps = entry.preset(None).missing(evidence)
@@ -87,4 +143,47 @@ def inspect(evidence: Evidence) -> Inspection:
         exclusive=0 if first is None else len(first.exclusive),
         findings=tuple(findings),
         attacks=tuple(attacks),
+        samples=n,
+        laziness=lazy,
+        hermite=_degrees(evidence, ground),
+        regimes=regimes(evidence, ground, samples),
+        ambiguities=_untold(evidence, ground, samples),
     )
+
+
+def _uncounted(evidence: Evidence, n: int | None, samples: int | None) -> list[str]:
+    """Why equations were not counted, or which number of samples they were counted for."""
+    if evidence.chain is None:
+        return ["equations and ambiguities are counted for plain dense networks only"]
+    if evidence.init is None:
+        return ["equations are not counted: without the initial weights there is no change to explain"]
+    if n is None:
+        return [
+            "equations are not counted: the number of samples is not stated ([attack] samples), and no rank of the"
+            " first-layer change bounds it"
+        ]
+    return [] if samples == n else [f"equations are counted for {n} samples, as the rank shows"]
+
+
+def _degrees(evidence: Evidence, ground: Ground) -> Degrees | None:
+    chain = evidence.chain
+    if chain is None or len(chain.weights) < 2:
+        return None
+    weight = evidence.at(1.0)[chain.weights[0]]
+    u = ground.space.expand(ground.space.random(64, ground.norm, torch.Generator().manual_seed(0)))
+    scale = float((u @ weight.T).square().mean().sqrt())
+    phi = chain.activations[0]
+    return Degrees(phi.name, scale, tuple(mu * mu for mu in hermite(phi, scale))) if scale > 0 else None
+
+
+def _untold(evidence: Evidence, ground: Ground, samples: int | None) -> tuple[Untold, ...]:
+    if evidence.chain is None:
+        return ()
+    told = (
+        (
+            f"{layers} layers" if layers == "all" else "last layer",
+            ambiguity(evidence, layers, samples, ground),
+        )
+        for layers in ("last", "all")
+    )
+    return tuple(Untold(name, one.sign, one.scale, one.reasons) for name, one in told)

@@ -13,8 +13,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from exhume.ambiguity import Ambiguity
 from exhume.errors import ExhumeError
-from exhume.metrics import is_image, relative_l2, ssim_matrix
+from exhume.metrics import gauge_l2, is_image, relative_l2, ssim_matrix
+from exhume.reconstruction import Reconstruction
 from exhume.truth import Truth
 
 MATCH, CLOSE, SSIM = 0.3, 0.1, 0.4  # a match and a close match in relative L2; the papers' rule in SSIM
@@ -31,6 +33,21 @@ class HasSamples(Protocol):
 
 
 @dataclass(frozen=True)
+class GaugeScore:
+    """The same count where a declared ambiguity is forgiven: each candidate with the best sign or scale for its row.
+
+    Args:
+        count: rows matched below the threshold of the plain score.
+        close: the same below its close threshold.
+        median: median error, as in the plain score.
+    """
+
+    count: int
+    close: int
+    median: float | None
+
+
+@dataclass(frozen=True)
 class Score:
     """How many of n rows were matched.
 
@@ -44,6 +61,8 @@ class Score:
             sets. Unrelated images pass it often, so it carries no claim by itself.
         distinct: number of rows when near-duplicates count as one; None where they were not looked for.
         distinct_count: how many of those were matched.
+        gauge: the count with a declared ambiguity forgiven, beside `count` and never instead of it; None where
+            nothing was declared.
     """
 
     n: int
@@ -57,6 +76,7 @@ class Score:
     ssim_threshold: float = SSIM
     distinct: int | None = None
     distinct_count: int | None = None
+    gauge: GaugeScore | None = None
 
     @property
     def independent(self) -> tuple[int, int]:
@@ -114,21 +134,33 @@ class Matches:
         return self.train if self.drawn is None else self.drawn
 
 
-def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Matches:
+def match(
+    candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0, ambiguity: Ambiguity | None = None
+) -> Matches:
     """Match candidates to training rows, and the same candidates to control rows.
 
     The distance is ||x_hat - x|| / ||x - mean||, with features divided by `truth.public_scale` if that is
     given. A candidate may match one row of train and, independently, one of control.
 
+    Where the equations cannot tell a sample's sign or scale, a second count forgives that, for train, control and
+    random candidates alike: the distance is the smallest over zero + s (x_hat - zero), s = -1 for the sign, s > 0
+    for the scale. The change acts on model inputs about their zero, since that is what the equations cannot tell;
+    the public mean still only sets what an error is relative to. Where the model subtracts the public mean the two
+    are one point, and unrelated rows stay at right angles whatever their scale. Where it sees raw images, all point
+    nearly one way, and a free scale makes a few unrelated ones match: about one face in 25.
+
     Args:
         candidates: x_hat [m, *shape] in the owner's units, or an object with such an `x`; m may be 0.
         truth: what to compare with.
         seed: of the random candidates, and of the training rows drawn where there are fewer control rows.
+        ambiguity: what to forgive in the second count; by default what the reconstruction declares.
 
     Raises:
         ExhumeError: candidates and truth differ in shape.
     """
     x = candidates if isinstance(candidates, Tensor) else candidates.x
+    if ambiguity is None and isinstance(candidates, Reconstruction):
+        ambiguity = candidates.ambiguity
     x = x.detach().to("cpu", torch.float64)
     shape = truth.train.shape[1:]
     if x.shape[1:] != shape:
@@ -141,7 +173,10 @@ def match(candidates: Tensor | HasSamples, truth: Truth, *, seed: int = 0) -> Ma
 
     def compare(x_hat: Tensor, rows: Tensor, group: Tensor | None = None) -> _Comparison:
         distance = relative_l2(x_hat, rows, origin, truth.public_scale)
-        return _Comparison(distance, _similarity(x_hat, rows, truth), assign(distance, MATCH), group)
+        gauge = (
+            None if ambiguity is None or not ambiguity.any else _gauge(x_hat, rows, origin, truth, ambiguity)
+        )
+        return _Comparison(distance, _similarity(x_hat, rows, truth), assign(distance, MATCH), group, gauge)
 
     generator = torch.Generator().manual_seed(seed)
     noise = torch.randn(x.shape, generator=generator, dtype=torch.float64)
@@ -194,11 +229,35 @@ class _Comparison:
     similarity: Tensor | None
     pairs: dict[int, int]
     group: Tensor | None = None
+    gauge: GaugeScore | None = None
+
+
+def _gauge(x_hat: Tensor, rows: Tensor, origin: Tensor, truth: Truth, ambiguity: Ambiguity) -> GaugeScore:
+    distance = gauge_l2(
+        x_hat,
+        rows,
+        origin,
+        truth.public_scale,
+        zero=ambiguity.zero,
+        sign=ambiguity.sign,
+        free_scale=ambiguity.scale,
+    )
+    errors = _errors(distance, assign(distance, MATCH))
+    middle = median(errors)
+    return GaugeScore(
+        count=sum(error < MATCH for error in errors),
+        close=_count(distance, CLOSE),
+        median=middle if middle < torch.inf else None,
+    )
+
+
+def _errors(distance: Tensor, pairs: dict[int, int]) -> list[float]:
+    return [float(distance[i, pairs[i]]) if i in pairs else torch.inf for i in range(len(distance))]
 
 
 def _score(found: _Comparison) -> Score:
     n = len(found.distance)
-    errors = [float(found.distance[i, found.pairs[i]]) if i in found.pairs else torch.inf for i in range(n)]
+    errors = _errors(found.distance, found.pairs)
     middle = median(errors)
     group = None if found.group is None else found.group.tolist()
     return Score(
@@ -209,6 +268,7 @@ def _score(found: _Comparison) -> Score:
         ssim_count=None if found.similarity is None else _count(1 - found.similarity, 1 - SSIM),
         distinct=None if group is None else len(set(group)),
         distinct_count=None if group is None else len({group[i] for i in range(n) if errors[i] < MATCH}),
+        gauge=found.gauge,
     )
 
 

@@ -38,6 +38,80 @@ def relative_l2(
     return (numerator / denominator[:, None]).nan_to_num(nan=torch.inf, posinf=torch.inf)
 
 
+def gauge_l2(
+    candidates: Tensor,
+    rows: Tensor,
+    centre: Tensor | None = None,
+    scale: Tensor | None = None,
+    *,
+    zero: Tensor | None = None,
+    sign: bool = False,
+    free_scale: bool = False,
+) -> Tensor:
+    """Return the smallest `relative_l2` that a change of each candidate's sign or scale reaches, [n, m].
+
+    min_s ||(zero + s (x_hat - zero) - x) / scale|| / ||(x - centre) / scale||
+
+    with s in {1, -1} for the sign alone, s >= 0 for the scale alone, any s for both. The change acts about `zero`,
+    what the model sees as zero; `centre` is only what errors are measured against, and need not be the same: a
+    negative about the public mean is another image than one about zero.
+
+    Args:
+        candidates: x_hat [m, *shape].
+        rows: x [n, *shape], in the same units.
+        centre: as in `relative_l2`.
+        scale: as in `relative_l2`.
+        zero: broadcastable to `shape`, default 0.
+        sign: whether s may be negative.
+        free_scale: whether |s| is free.
+    """
+    origin = torch.zeros((), dtype=torch.float64) if zero is None else zero.double()
+    x_hat, x = candidates.double(), rows.double()
+    if not free_scale:
+        plain = relative_l2(x_hat, x, centre, scale)
+        return torch.minimum(plain, relative_l2(2 * origin - x_hat, x, centre, scale)) if sign else plain
+    unit = torch.ones((), dtype=torch.float64) if scale is None else scale.double()
+    v_hat, v = (((t - origin) / unit).flatten(1) for t in (x_hat, x))
+    best = v_hat @ v.T / v_hat.square().sum(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    best = best if sign else best.clamp_min(0)
+    middle = torch.zeros((), dtype=torch.float64) if centre is None else centre.double()
+    size = ((x - middle) / unit).flatten(1).norm(dim=1)
+    # Row by row, so that differences are taken element by element and no [n, m, d] array is held.
+    distance = [(best[:, i : i + 1] * v_hat - v[i]).norm(dim=1) / size[i] for i in range(len(v))]
+    return torch.stack(distance).nan_to_num(nan=torch.inf, posinf=torch.inf)
+
+
+def rho(candidates: Tensor, rows: Tensor) -> float:
+    """Return the mean over rows of ||x - x_hat|| / ||x||, one-to-one: the error of the weight-change papers.
+
+    The assignment minimises that mean. Errors are not capped, signs count, and nothing is subtracted: candidates
+    and rows are model inputs.
+
+    Args:
+        candidates: x_hat [m, *shape].
+        rows: x [n, *shape].
+
+    Returns:
+        The mean; infinite where a row has no finite candidate of its own.
+    """
+    return _mean_assigned(relative_l2(candidates, rows))
+
+
+def rho_pm(candidates: Tensor, rows: Tensor) -> float:
+    """Return `rho` with the better of the two signs of each candidate, one sign for all its entries."""
+    return _mean_assigned(gauge_l2(candidates, rows, sign=True))
+
+
+def _mean_assigned(distance: Tensor) -> float:
+    from scipy.optimize import linear_sum_assignment  # a third of a second to import
+
+    if distance.shape[1] < distance.shape[0]:
+        return float("inf")
+    far = 1e6  # stands for infinity in the assignment only
+    pairs = linear_sum_assignment(distance.clamp(max=far).numpy())
+    return float(distance[pairs].mean())
+
+
 def is_image(shape: tuple[int, ...]) -> bool:
     """Whether `shape` is [h, w] or [c, h, w] with one or three channels, large enough for a 3x3 window."""
     channels, sides = shape[:-2], shape[-2:]

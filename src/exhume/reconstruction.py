@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from exhume.ambiguity import Ambiguity
 from exhume.candidates import Candidates
 from exhume.certificate import Certificate
 
@@ -31,6 +32,7 @@ class Reconstruction:
         rank: its rank, or None.
         certificate: which candidates are real, as far as the weights alone can tell.
         expected: the number of samples the attack was told, or None.
+        ambiguity: what its equations cannot tell of a sample, or None if it declares nothing.
     """
 
     attack: str
@@ -49,6 +51,7 @@ class Reconstruction:
     rank: int | None = None
     certificate: Certificate | None = None
     expected: int | None = None
+    ambiguity: Ambiguity | None = None
 
     @property
     def x(self) -> Tensor:

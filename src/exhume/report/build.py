@@ -8,16 +8,17 @@ import platform
 from collections.abc import Sequence
 from dataclasses import asdict
 
-import torch
 from torch import Tensor
 
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
 from exhume.matching import Matches, Score
 from exhume.reconstruction import Reconstruction
+from exhume.regime import laziness
 from exhume.report.data import (
     SPECTRUM_LIMIT,
     TRACE_LIMIT,
+    AmbiguityResult,
     AttackResult,
     CertificateResult,
     Group,
@@ -60,6 +61,7 @@ def attack_result(found: Reconstruction, matches: Matches | None = None) -> Atta
         matched=None if matches is None else _matched(matches),
         per_sample=_samples(found, matches),
         error=None,
+        ambiguity=_ambiguity(found),
     )
 
 
@@ -159,15 +161,13 @@ def _target(evidence: Evidence, features: Sequence[str]) -> Target:
         features=tuple(features),
         outputs=evidence.outputs,
         dtype=str(evidence.stored_dtype).removeprefix("torch."),
-        relative_change=_relative_change(evidence),
+        relative_change=laziness(evidence),
     )
 
 
-def _relative_change(evidence: Evidence) -> float | None:
-    if evidence.init is None:
-        return None
-    start, end = (torch.cat([p.flatten() for p in evidence.at(node).values()]) for node in (0.0, 1.0))
-    return float((end - start).norm() / start.norm())
+def _ambiguity(found: Reconstruction) -> AmbiguityResult | None:
+    told = found.ambiguity
+    return None if told is None else AmbiguityResult(sign=told.sign, scale=told.scale, reasons=told.reasons)
 
 
 def _certificate(found: Reconstruction) -> CertificateResult | None:

@@ -111,6 +111,14 @@ class CertificateResult(_Plain):
     notes: tuple[Text, ...]
 
 
+class GaugeGroup(_Plain):
+    """The count with a declared ambiguity forgiven; fields as in `exhume.matching.GaugeScore`."""
+
+    count: int
+    close: int
+    median: Number
+
+
 class Group(_Plain):
     """How many of n rows were matched; fields as in `exhume.matching.Score`."""
 
@@ -125,6 +133,7 @@ class Group(_Plain):
     ssim_threshold: float
     distinct: int | None = None
     distinct_count: int | None = None
+    gauge: GaugeGroup | None = None
 
 
 class MatchedResult(_Plain):
@@ -145,6 +154,14 @@ class MatchedResult(_Plain):
     mean_image: Group
     centred_by: Text
     drawn: Group | None = None
+
+
+class AmbiguityResult(_Plain):
+    """What the equations of an attack cannot tell of a sample; fields as in `exhume.ambiguity.Ambiguity`."""
+
+    sign: bool
+    scale: bool
+    reasons: tuple[Text, ...]
 
 
 class Sample(_Plain):
@@ -194,6 +211,7 @@ class AttackResult(_Plain):
         matched: score against the truth, None without it.
         per_sample: one entry for each candidate.
         error: message of the error that ended the attack.
+        ambiguity: what its equations cannot tell of a sample, if it says so.
     """
 
     name: Text
@@ -214,6 +232,7 @@ class AttackResult(_Plain):
     matched: MatchedResult | None
     per_sample: tuple[Sample, ...]
     error: Text | None
+    ambiguity: AmbiguityResult | None = None
 
 
 class Report(_Plain):

@@ -8,7 +8,7 @@ from functools import cache
 from typing import TYPE_CHECKING
 
 from exhume.reconstruction import Reconstruction
-from exhume.report.data import AttackResult, Group, Report
+from exhume.report.data import AmbiguityResult, AttackResult, Group, Report
 from exhume.report.gallery import Gallery, control_errors, gallery
 from exhume.report.pictures import error_chart, loss_chart, spectrum_chart
 from exhume.truth import Truth
@@ -117,7 +117,8 @@ def _template() -> Template:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.filters |= {"number": _number, "duration": _duration, "count": _count, "shape": _shape}
+    filters = {"number": _number, "duration": _duration, "count": _count, "shape": _shape, "gauge": _gauge}
+    environment.filters |= filters
     return environment.get_template("report.html.j2")
 
 
@@ -131,6 +132,11 @@ def _count(value: int) -> str:
 
 def _shape(value: tuple[int, ...]) -> str:
     return " × ".join(map(str, value)) or "scalar"
+
+
+def _gauge(value: AmbiguityResult | None) -> str:
+    """What is forgiven, in words."""
+    return " and ".join(name for name in ("sign", "scale") if getattr(value, name, False)) or "ambiguity"
 
 
 def _duration(seconds: float | None) -> str:
