@@ -94,13 +94,21 @@ class Span:
         target = decayed_target(evidence, decay)
         params = [evidence.at(v) for v in self.nodes]
         scale = self.weights.by_name(target, evidence.chain)
+        # A parameter that did not move at all was frozen, and its gradients need not add up to nothing.
+        scale = {k: v if moved(evidence, k) else 0.0 for k, v in scale.items()}
         if evidence.chain is not None:
             chain = evidence.chain.smoothed(smoothing)
-            depth = len(chain.weights)
-            keep = list(range(depth) if self.layers == "all" else range(depth - 1, depth))
-            scales = [(scale[chain.weights[l]], self.weights.bias) for l in keep]
-            return bind_dense(chain, params, target, space, keep, scales, part)
+            layers = list(enumerate(zip(chain.weights, chain.biases, strict=True)))
+            layers = layers if self.layers == "all" else layers[-1:]
+            used = [(l, names) for l, names in layers if any(scale.get(name or "") for name in names)]
+            keep = [(l, scale[weight], scale.get(bias or "") or None) for l, (weight, bias) in used or layers]
+            return bind_dense(chain, params, target, space, keep, part)
         weights = {k: torch.tensor(v, dtype=torch.float64) for k, v in scale.items()}
         if part is not None:
             weights = {k: v * part.mask(target[k]) for k, v in weights.items()}
         return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, weights)
+
+
+def moved(evidence: Evidence, name: str) -> bool:
+    """Whether a parameter differs from its initial value, as far as is known."""
+    return evidence.init is None or not torch.equal(evidence.init[name], evidence.final[name])

@@ -291,17 +291,25 @@ def bind_dense(
     params: Sequence[Parameters],
     target: Parameters,
     space: Space,
-    keep: list[int],
-    scales: list[tuple[float, float]],
+    layers: list[tuple[int, float, float | None]],
     part: Part | None = None,
 ) -> DenseSpan:
-    """Restrict a chain and its target to a space and a part of the equations, and scale them."""
+    """Restrict a chain and its target to a space and a part of the equations, and scale them.
+
+    Args:
+        chain: the dense layers.
+        params: parameters at each node.
+        target: t by parameter name.
+        space: where the candidates live.
+        layers: index, weight scale and bias scale (None for no equations) of each layer that gives equations.
+        part: use only some of the equations; None uses all.
+    """
     units = None if part is None else part.units
     rest = part is None or part.rest
     if not rest:
-        scales = [scale for l, scale in zip(keep, scales, strict=True) if l < 2]
-        keep = [l for l in keep if l < 2]
-    names = [(chain.weights[l], chain.biases[l] if rest or l == 0 else None) for l in keep]
+        # Equations of units alone: rows of the first layer, columns of the second.
+        layers = [(l, scale, bias if l == 0 else None) for l, scale, bias in layers if l < 2]
+    keep = [l for l, _, _ in layers]
     frame = None if space.basis is None else frame_of(space)
     folded, outside = dict(target), 0.0
     if frame is not None and keep[0] == 0:
@@ -309,16 +317,13 @@ def bind_dense(
         folded[chain.weights[0]] = inside = whole @ frame.T
         rows = slice(None) if units is None else units
         cut = float(whole[rows].square().sum() - inside[rows].square().sum())
-        outside = max(scales[0][0] ** 2 * cut, 0.0)
+        outside = max(layers[0][1] ** 2 * cut, 0.0)
     span = DenseSpan(
         nodes=tuple(dense_node(chain, p, space.origin, space.basis) for p in params),
         keep=tuple(keep),
-        names=tuple(names),
+        names=tuple((chain.weights[l], None if bias is None else chain.biases[l]) for l, _, bias in layers),
         blocks=(),
-        scales=tuple(
-            (scale, None if bias is None else bias_scale)
-            for (scale, bias_scale), (_, bias) in zip(scales, names, strict=True)
-        ),
+        scales=tuple((scale, bias) for _, scale, bias in layers),
         outside=outside,
         units=units,
     )
