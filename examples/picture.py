@@ -1,6 +1,6 @@
 """Make the README's picture: for each recovered digit, the nearest training row and the nearest control row.
 
-    python examples/picture.py docs/recovered.png
+python examples/picture.py docs/recovered.png
 """
 
 import sys

@@ -9,6 +9,7 @@ from exhume.certificate import (
     UNKNOWN,
     Certificate,
     certify,
+    confused,
     copies,
     features,
     held_out_rise,
@@ -152,3 +153,14 @@ def test_polish_takes_the_certificate_from_what_it_moved_elsewhere_and_trusts_es
     after = before.polished(1e-6, torch.tensor([0.01, 0.5]))
     assert after.certified.tolist() == [True, False]
     assert after.error_estimate.tolist() == pytest.approx([0.1, 0.1])
+
+
+def test_agreement_counts_only_where_candidates_are_apart():
+    """Planted: three candidates in a crowd, a fourth alone; the other search came equally near to each."""
+    crowd = torch.tensor([[1.0, 0.0], [1.0, 0.15], [0.85, 0.05], [-1.0, 0.0]], dtype=torch.float64)
+    near = torch.full((4,), 0.1, dtype=torch.float64)
+    assert confused(crowd, near).tolist() == [True, True, True, False]
+    assert not confused(crowd, 0.2 * near).any()
+    assert not confused(crowd, torch.full_like(near, torch.nan)).any()
+    copies = torch.cat([crowd[3:], crowd[3:] + 0.01])
+    assert not confused(copies, near[:2]).any()  # a copy is no other candidate

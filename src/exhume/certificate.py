@@ -134,7 +134,7 @@ def certify(
     logs = features(score, deviation, agreement)
     probability = torch.sigmoid(logs @ score.new_tensor(ODDS))
     certified = (probability > MIN_PROBABILITY) & ~copies(u, probability) & ~implausible(evidence, u)
-    certified &= held_out < UNEXPLAINED
+    certified &= ~confused(u, agreement) & (held_out < UNEXPLAINED)
     return Certificate(
         score=score,
         deviation=deviation,
@@ -183,6 +183,21 @@ def copies(u: Tensor, probability: Tensor) -> Tensor:
     copy = torch.ones_like(probability, dtype=torch.bool)
     copy[merge(u, probability.argsort(descending=True), SAME)] = False
     return copy
+
+
+def confused(u: Tensor, agreement: Tensor) -> Tensor:
+    """Whether another search agreed no better with a candidate than half its distance to the next candidate, [m].
+
+    Where all candidates of two searches crowd into one place, each finds some other nearby, and that says nothing
+    (the ratio test of Lowe, IJCV 2004). Copies of a candidate are not other candidates.
+
+    Args:
+        u: candidates as model inputs [m, d].
+        agreement: relative distance of each to what the other search found [m]; NaN agrees with everything.
+    """
+    apart = torch.cdist(u, u) / u.norm(dim=1, keepdim=True).clamp_min(1e-30)
+    own = torch.where(apart > SAME, apart, torch.inf).amin(1)
+    return agreement > 0.5 * own
 
 
 def held_out_rise(fit: Bound, held: Bound, z: Tensor) -> tuple[Tensor, float]:

@@ -22,11 +22,13 @@ class MultiStart:
         starts: number of random starts.
         surplus: candidates in a start, relative to the samples expected.
         share: see `prune`.
+        exact: a start that leaves no more of the target than this is the last: rounding is all that is left.
     """
 
     starts: int = 2
     surplus: float = 1.5
     share: float = 0.05
+    exact: float = 1e-16
 
     def run(
         self,
@@ -54,7 +56,7 @@ class MultiStart:
         for s in range(self.starts):
             z = objective.space.random(m, norm, generator)
             solutions.append(solver.minimise(objective, z, progress))
-            if stop(s + 1):
+            if stop(s + 1) or solutions[-1].point.loss < self.exact:
                 break
         best = min(solutions, key=lambda s: s.point.loss).point
         pruned = prune(objective, best, self.share)

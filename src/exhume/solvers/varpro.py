@@ -34,7 +34,7 @@ class VarPro:
     damping: float = 0.1
     tolerance: float = 1e-4
     floor: float = 1e-24
-    dense_limit: int = 4000
+    dense_limit: int = 1500
     cg_steps: int = 40
 
     def minimise(self, problem: Problem[P], z: Tensor, progress: Progress | None = None) -> Solution[P]:
