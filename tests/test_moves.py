@@ -207,9 +207,18 @@ def test_the_best_start_wins_whatever_its_place_and_the_pooled_one_does():
     for place in range(3):
         points = [*poor[:place], planted.x, *poor[place:]]
         solver = Rehearsed(points)
-        point, _ = MultiStart(starts=3).run(objective, solver, N, RADIUS, generator(), go_on, go_on)
+        move = MultiStart(starts=3, exact=0.0)
+        point, _ = move.run(objective, solver, N, RADIUS, generator(), go_on, go_on)
         assert not solver.points
         assert torch.equal(point.z, planted.x)
+
+
+def test_an_exact_start_is_the_last():
+    planted, objective = features()
+    solver = Rehearsed([planted.x, on_sphere(6, D, RADIUS, seed=60)])
+    point, solutions = MultiStart(starts=3).run(objective, solver, N, RADIUS, generator(), go_on, go_on)
+    assert len(solutions) == len(solver.points) == 1
+    assert torch.equal(point.z, planted.x)
 
 
 def test_the_same_generator_gives_the_same_starts():

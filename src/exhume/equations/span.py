@@ -98,10 +98,13 @@ class Span:
         scale = {k: v if moved(evidence, k) else 0.0 for k, v in scale.items()}
         if evidence.chain is not None:
             chain = evidence.chain.smoothed(smoothing)
-            layers = list(enumerate(zip(chain.weights, chain.biases, strict=True)))
-            layers = layers if self.layers == "all" else layers[-1:]
+            every = list(enumerate(zip(chain.weights, chain.biases, strict=True)))
+            layers = every if self.layers == "all" else every[-1:]
             used = [(l, names) for l, names in layers if any(scale.get(name or "") for name in names)]
             keep = [(l, scale[weight], scale.get(bias or "") or None) for l, (weight, bias) in used or layers]
+            below = [name for _, names in every[:-1] for name in names]
+            if below and not any(scale.get(name or "") for name in below):
+                params = params[:1]  # only the last layer moved, and its gradients are the same at every node
             return bind_dense(chain, params, target, space, keep, part)
         weights = {k: torch.tensor(v, dtype=torch.float64) for k, v in scale.items()}
         if part is not None:

@@ -106,7 +106,9 @@ class DenseSpan:
 
     def _own(self, factor: Tensor, layer: int) -> Tensor:
         """Keep the used hidden units of a factor [..., w_1]; `layer` 0 is the first hidden layer."""
-        return factor if self.units is None or layer != 0 else factor[..., self.units]
+        # Without a second hidden layer the nodes hold the used units alone.
+        whole = self.units is None or layer != 0 or len(self.nodes[0].weights) == 2
+        return factor if whole else factor[..., self.units]
 
     def _scaled(self, right: Tensor, layer: int, constant: float = 1.0) -> Tensor:
         """Scale a right factor [..., r] and append its bias coordinate (constant 0 for a derivative)."""
@@ -318,6 +320,8 @@ def bind_dense(
         rows = slice(None) if units is None else units
         cut = float(whole[rows].square().sum() - inside[rows].square().sum())
         outside = max(layers[0][1] ** 2 * cut, 0.0)
+    if units is not None and len(chain.weights) == 2:  # units of a single hidden layer do not see each other
+        params = [_only(chain, p, units) for p in params]
     span = DenseSpan(
         nodes=tuple(dense_node(chain, p, space.origin, space.basis) for p in params),
         keep=tuple(keep),
@@ -328,3 +332,10 @@ def bind_dense(
         units=units,
     )
     return replace(span, blocks=tuple(span._blocks(folded)))
+
+
+def _only(chain: DenseChain, params: Parameters, units: Tensor) -> Parameters:
+    """Parameters of a chain with one hidden layer, with some of its units left."""
+    (first, last), bias = chain.weights, chain.biases[0]
+    cut = {first: params[first][units], last: params[last][:, units]}
+    return {**params, **cut} if bias is None else {**params, **cut, bias: params[bias][units]}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.moves.prune import importance, merge, prune
+from exhume.moves.prune import importance, merge, prune, weakest_out
 from exhume.objective import Objective, Point
 from exhume.solvers.base import Progress, Solution
 from exhume.solvers.varpro import VarPro
@@ -60,7 +60,14 @@ class MultiStart:
                 break
         best = min(solutions, key=lambda s: s.point.loss).point
         pruned = prune(objective, best, self.share)
-        if len(solutions) == 1:
+        while pruned.loss < self.exact and len(pruned.z) > samples:
+            # Two candidates with the gates of one sample can share it exactly: one of them is asked to do it alone.
+            alone = solver.minimise(objective, weakest_out(objective, pruned, len(pruned.z) - 1).z, progress)
+            solutions.append(alone)
+            if alone.point.loss > self.exact:
+                break
+            pruned = alone.point
+        if len(solutions) == 1 or pruned.loss < self.exact:
             return pruned, solutions
         pooled = self._pool(objective, [prune(objective, s.point, self.share) for s in solutions], m)
         refined = solver.minimise(objective, pooled, progress)
