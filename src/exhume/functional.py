@@ -74,6 +74,18 @@ class Activation:
         return Activation("leaky softplus", lambda u: 0.01 * u + 0.99 * softplus(u))
 
 
+def leaky_backward(phi: Activation, leak: float) -> Activation:
+    """The same values, but where its ReLU part is off, phi is differentiated as if it had slope `leak` there."""
+    if phi.name != "relu":
+        return phi
+
+    def leaky(u: Tensor) -> Tensor:
+        straight = F.leaky_relu(u, leak)
+        return F.relu(u).detach() + straight - straight.detach()
+
+    return Activation("relu, leaky backward", leaky)
+
+
 @dataclass(frozen=True)
 class DenseChain:
     """A multi-layer perceptron u_l = W_l a_{l-1} + b_l, a_l = phi_l(u_l), a_0 the flattened input.

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from exhume.attack import SpanAttack
+from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Momentum, Solved
 from exhume.equations.column import Column
 from exhume.equations.span import EquationWeights, Span
 from exhume.moves.polish import Polish
@@ -29,6 +30,90 @@ def exhume(samples: int | None = None) -> SpanAttack:
         column=Column(nodes=(0.0, 1.0)),
         polish=Polish(),
         samples=samples,
+    )
+
+
+def loo(samples: int | None = None, *, both: bool = True, steps: int = 80_001) -> Descent:
+    """The attack of Loo, Hasani, Lechner and Amini (ICLR 2024) on the change of all weights.
+
+    min_{x, a} |theta_f - theta_0 - 1/(m C) sum_v sum_i sum_c a_vic grad f_c(x_i; theta_v)|^2 + 0.1 sum_i box(x_i)
+
+    with 2n candidates drawn from 0.2 N(0, 1), multipliers from U(-0.5, 0.5), softplus in place of ReLU with slope
+    min(10 + 10^(i / 20000), 200) at step i, and Adam at rate 0.02 on both. Deviations: the schedule is compressed in
+    time where fewer steps are asked for; float64; the box is the stated range of the features.
+
+    Args:
+        samples: number of training samples n; an upper bound will do.
+        both: nodes theta_f and theta_0 with multipliers of their own; theta_f alone otherwise.
+        steps: 80,001 in the paper's code.
+    """
+    return Descent(
+        name="loo" if steps == 80_001 else f"loo, {steps:,} steps",
+        equation=Span(nodes=(1.0, 0.0) if both else (1.0,)),
+        multipliers=Drawn(0.5),
+        optimiser=Adam(0.02),
+        steps=steps,
+        samples=samples,
+        surplus=2.0,
+        spread=0.2,
+        box=0.1,
+        anneal=Anneal(10.0, 20_000 * steps / 80_001, 200.0),
+    )
+
+
+def iurada(samples: int | None = None, *, lr: float = 20.0, steps: int = 1_000_000) -> Descent:
+    """The attack of Iurada, Bombari, Tommasi and Mondelli (ICLR 2026) on the change of the last layer.
+
+    min_x |P t|^2 / |t|^2, P the projection off the span of the candidates' features phi(x_i), |x_i| = sample_norm
+
+    with n candidates from N(0, 1), momentum 0.9, the sphere after each step, and stop at 1e-7. An inactive ReLU is
+    differentiated as if it had slope 0.02. Deviations: an eigenvalue cut-off and a second pass in the least squares,
+    float64.
+
+    Args:
+        samples: number of training samples n.
+        lr: 20 for 100 features, 2000 for CIFAR-10 in the paper's code.
+        steps: 1,000,000 in the paper's code.
+    """
+    return Descent(
+        name="iurada" if steps == 1_000_000 else f"iurada, {steps:,} steps",
+        equation=Span(nodes=(1.0,), layers="last"),
+        multipliers=Eliminated(),
+        optimiser=Momentum(lr),
+        steps=steps,
+        samples=samples,
+        sphere=True,
+        leak=0.02,
+        floor=1e-7,
+    )
+
+
+def tansley(
+    samples: int | None = None, *, subspace: bool = True, layers: str = "last", steps: int = 100_000
+) -> Descent:
+    """The attack of Tansley, Makhlouf, Massart and Cartis (2026): Algorithm 1, and in a subspace Algorithm 2.
+
+    min_{x, a} |theta_f - theta_0 - sum_i sum_c a_ic grad f_c(x_i; theta_f)|^2,  |x_i| = sample_norm
+
+    by projected gradient descent on both; Algorithm 2 searches the row space of the first-layer change. The paper's
+    settings are not published in anything readable; here multipliers start at their least-squares values, and
+    momentum is 0.9 at a rate of 0.1 over the largest curvature at the start.
+
+    Args:
+        samples: number of training samples n.
+        subspace: Algorithm 2 rather than 1.
+        layers: "last" (as in the paper's Algorithm 2) or "all".
+        steps: most steps.
+    """
+    return Descent(
+        name=f"tansley {2 if subspace else 1}, {layers}",
+        equation=Span(nodes=(1.0,), layers=layers),
+        multipliers=Solved(),
+        optimiser=Momentum(0.1, stiff=True),
+        steps=steps,
+        samples=samples,
+        sphere=True,
+        rows=subspace,
     )
 
 

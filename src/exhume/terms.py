@@ -104,6 +104,42 @@ class Smooth:
         return 2 * self.weight / space.size * space.coordinates(transpose(differences)[0])
 
 
+@dataclass(frozen=True)
+class HighFrequency:
+    """Mean squared difference of an image from its blurred self.
+
+    weight * |u - blur(u)|^2 / d,  blur the 3x3 binomial filter (1 2 1)' (1 2 1) / 16 of each channel, zeros outside
+
+    Args:
+        shape: shape of one model input, [c, h, w] or [h, w].
+        weight: multiplier.
+    """
+
+    shape: tuple[int, ...]
+    weight: float
+
+    def _detail(self, u: Tensor) -> Tensor:
+        image = u.reshape(-1, 1, *self.shape[-2:])
+        row = u.new_tensor([0.25, 0.5, 0.25])
+        blurred = torch.nn.functional.conv2d(image, torch.outer(row, row)[None, None], padding=1)
+        return (image - blurred).view_as(u)
+
+    def value(self, u: Tensor) -> Tensor:
+        """Penalty of each candidate [m]."""
+        return self.weight / u.shape[-1] * self._detail(u).square().sum(-1)
+
+    def curvature(self, u: Tensor, space: Space) -> Tensor:
+        """The Hessian, the same for every candidate."""
+        basis = torch.eye(space.size, dtype=u.dtype) if space.basis is None else space.basis
+        moved = self._detail(basis)
+        return (2 * self.weight / space.size * (moved @ moved.T)).expand(len(u), -1, -1)
+
+    def curvature_product(self, u: Tensor, space: Space, direction: Tensor) -> Tensor:
+        """The Hessian times a direction; the filter is its own transpose."""
+        moved = direction if space.basis is None else direction @ space.basis
+        return 2 * self.weight / space.size * space.coordinates(self._detail(self._detail(moved)))
+
+
 @dataclass(frozen=True, eq=False)
 class Fitted:
     """Squared distance of the trained network's output from the label it was drawn to.

@@ -175,13 +175,48 @@ class DenseSpan:
         """Phi v, left' V right for each gradient."""
         return self.rows(z).inner(vector)
 
+    def _combined(self, z: Tensor, coef: Tensor) -> list[tuple[Tensor, Tensor]]:
+        """For each kept layer, left [m v, w] and right [m v, r] factors of the m v terms of Phi' c."""
+        c = coef.view(len(z), len(self.nodes), self.outputs)
+        per_node = []
+        for v, node in enumerate(self.nodes):
+            _, right, slope = node.forward(z)
+            lefts = node.lefts(slope, c[:, v, None])
+            per_node.append([(self._own(lefts[l][:, 0], l), self._own(right[l], l - 1)) for l in self.keep])
+        return [
+            (
+                torch.cat([factors[k][0] for factors in per_node]),
+                torch.cat([self._scaled(factors[k][1], k) for factors in per_node]),
+            )
+            for k in range(len(self.keep))
+        ]
+
     def contribution(self, z: Tensor, coef: Tensor) -> Tensor:
         """Phi' c."""
-        return self.rows(z).contribution(coef)
+        return torch.cat([(left.T @ right).flatten() for left, right in self._combined(z, coef)])
+
+    def squared(self, z: Tensor, coef: Tensor) -> Tensor:
+        """|Phi' c|^2 through Gram matrices of factors; differentiable in both, and Phi' c is never formed."""
+        grams = [(left @ left.T) * (right @ right.T) for left, right in self._combined(z, coef)]
+        return torch.stack([gram.sum() for gram in grams]).sum()
+
+    def gram_is_cheaper(self, m: int) -> bool:
+        """Whether |t - Phi' c|^2 and its gradient take fewer multiplications by `squared` and `potential`.
+
+        With s = m v terms, a layer of w x r numbers costs 2 s w r + 3 s^2 (w + r) that way, and 3 s w r by forming
+        Phi' c, whose gradient is two more products.
+        """
+        s = m * len(self.nodes)
+        shapes = [block.shape for block in self.blocks]
+        return sum(3 * s * (w + r) for w, r in shapes) < sum(w * r for w, r in shapes)
 
     def potential(self, z: Tensor, coef: Tensor, vector: Tensor) -> Tensor:
         """<v, c_i' Phi_i> of each candidate."""
-        return (coef * self.inner(z, vector)).sum(1)
+        parts = [
+            (left * (right @ block.T)).sum(1)
+            for (left, right), block in zip(self._combined(z, coef), self._split(vector), strict=True)
+        ]
+        return torch.stack(parts).sum(0).view(len(self.nodes), len(z)).sum(0)
 
     def vjp(self, z: Tensor, coef: Tensor, vector: Tensor) -> Tensor:
         """J' v, by reverse differentiation of the potential."""

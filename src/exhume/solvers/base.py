@@ -31,8 +31,8 @@ class Space(Protocol):
         """Return the admissible point that a step reaches."""
 
 
-class Problem(Protocol[P]):
-    """A smooth least-squares objective with its multipliers eliminated."""
+class Descendable(Protocol[P]):
+    """An objective with a gradient."""
 
     @property
     def space(self) -> Space:
@@ -43,6 +43,10 @@ class Problem(Protocol[P]):
 
     def gradient(self, point: P) -> Tensor:
         """Gradient [m, q]."""
+
+
+class Problem(Descendable[P], Protocol[P]):
+    """A smooth least-squares objective with its multipliers eliminated."""
 
     def hessian(self, point: P) -> Tensor:
         """Gauss-Newton Hessian [m q, m q]."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from exhume.solvers.base import P, Problem, Progress, Solution
+from exhume.solvers.base import Descendable, P, Problem, Progress, Solution
 
 
 @dataclass(frozen=True)
@@ -74,6 +74,49 @@ class SGD:
         return descend(
             problem, z, advance, self.iterations, self.tolerance, self.patience, self.floor, progress
         )
+
+
+def follow(
+    optimizer: torch.optim.Optimizer,
+    leaf: Tensor,
+    problem: Callable[[int], Descendable[P]],
+    iterations: int,
+    floor: float,
+    progress: Progress | None,
+) -> Solution[P]:
+    """Take a fixed number of steps on a problem that changes with the step; the last finite iterate is returned.
+
+    Losses of a problem that changes are not comparable, so no iterate is the best.
+
+    Args:
+        optimizer: of `leaf`.
+        leaf: the start [m, q]; overwritten.
+        problem: what is minimised at step 0, 1, ...
+        iterations: most steps.
+        floor: stop when the loss is below this.
+        progress: called with the loss after each step.
+    """
+    now = problem(0)
+    point = now.at(now.space.retract(leaf.clone()))
+    trace = [point.loss]
+    if not math.isfinite(point.loss):
+        return Solution(point, "diverged", "The loss was not finite at the start.", 0, tuple(trace))
+    for step in range(1, iterations + 1):
+        leaf.copy_(point.z)
+        leaf.grad = now.gradient(point)
+        optimizer.step()
+        now = problem(step)
+        z = now.space.retract(leaf.clone())
+        trial = now.at(z) if bool(z.isfinite().all()) else None
+        if trial is None or not math.isfinite(trial.loss):
+            return Solution(point, "diverged", "The loss stopped being finite.", step, tuple(trace))
+        point = trial
+        trace.append(point.loss)
+        if progress is not None and progress(point.loss):
+            return Solution(point, "stopped", "The budget ran out.", step, tuple(trace))
+        if point.loss < floor:
+            return Solution(point, "converged", "The loss is below its floor.", step, tuple(trace))
+    return Solution(point, "iterations", "All steps of the schedule were taken.", iterations, tuple(trace))
 
 
 def _steps(

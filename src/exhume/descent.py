@@ -1,0 +1,317 @@
+"""Published attacks on the change of weights: one random start, one long descent by a first-order method."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from exhume.ambiguity import ambiguity
+from exhume.candidates import Candidates
+from exhume.clock import Clock, Observer
+from exhume.equations.base import Bound
+from exhume.equations.span import Span
+from exhume.errors import MissingEvidence
+from exhume.evidence import Evidence
+from exhume.functional import leaky_backward
+from exhume.joint import Joint
+from exhume.objective import Objective, Point
+from exhume.reconstruction import Reconstruction
+from exhume.solvers.base import Solution
+from exhume.solvers.first_order import follow
+from exhume.spaces import Space, full
+from exhume.survey import Ground, survey
+from exhume.terms import Box, HighFrequency, Term
+
+
+@dataclass(frozen=True)
+class Anneal:
+    """Slope of the softplus in place of ReLU at step i: beta = min(base + 10^(i / decade), most).
+
+    Args:
+        base: about the slope at the start.
+        decade: steps in which the second summand grows tenfold.
+        most: largest slope.
+    """
+
+    base: float = 10.0
+    decade: float = 20_000.0
+    most: float = 200.0
+
+    def at(self, step: int) -> float:
+        """Beta at a step, to three digits, so that an equation is bound anew only where that matters."""
+        beta = min(self.base + 10 ** (step / self.decade), self.most)
+        return float(f"{beta:.3g}")
+
+
+@dataclass(frozen=True)
+class Adam:
+    """torch.optim.Adam at a constant rate."""
+
+    lr: float
+
+    def optimizer(self, leaf: Tensor, problem: Objective | Joint) -> torch.optim.Optimizer:
+        """The optimiser of a leaf."""
+        return torch.optim.Adam([leaf], self.lr)
+
+
+@dataclass(frozen=True)
+class Momentum:
+    """Heavy-ball gradient descent.
+
+    Args:
+        lr: learning rate, or the number it is divided by the largest curvature for.
+        stiff: whether `lr` is divided by the largest eigenvalue of J'J at the start.
+        momentum: share of the previous step that is kept.
+    """
+
+    lr: float
+    stiff: bool = False
+    momentum: float = 0.9
+
+    def optimizer(self, leaf: Tensor, problem: Objective | Joint) -> torch.optim.Optimizer:
+        """The optimiser of a leaf."""
+        lr = self.lr / problem.stiffness(leaf) if self.stiff and isinstance(problem, Joint) else self.lr
+        return torch.optim.SGD([leaf], lr, self.momentum)
+
+
+@dataclass(frozen=True)
+class Eliminated:
+    """Multipliers by least squares at every step: the projection loss, relative to |t|^2."""
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """Multipliers as unknowns a of their own, c = a / (m C) for m candidates and C outputs.
+
+    Args:
+        width: a starts uniform in [-width, width].
+    """
+
+    width: float = 0.5
+
+
+@dataclass(frozen=True)
+class Solved:
+    """Multipliers as unknowns of their own that start at their least-squares values, in units of their size there."""
+
+
+@dataclass(frozen=True, eq=False)
+class Begun:
+    """A descent before its first step.
+
+    Args:
+        ground: what was read off the weights.
+        problem: what is minimised at a step.
+        leaf: the unknowns, overwritten step by step.
+    """
+
+    ground: Ground
+    problem: Callable[[int], Any]
+    leaf: Tensor
+
+
+@dataclass(frozen=True)
+class Descent:
+    """A published attack.
+
+    Args:
+        name: shown in reports.
+        equation: one span equation for all samples.
+        multipliers: unknowns of their own, or eliminated.
+        optimiser: takes the steps.
+        steps: how many.
+        samples: number of samples, if known; the rank of the first-layer change serves otherwise.
+        surplus: candidates for each sample.
+        spread: standard deviation of a coordinate of the start.
+        sphere: whether every model input is kept on the sphere of the known norm.
+        rows: whether the search is confined to the row space of the first-layer change.
+        box: weight of each candidate's mean squared violation of the range, in the units of |t|^2; 0 for none.
+        detail: weight of the high-frequency penalty of images, likewise.
+        anneal: softplus in place of ReLU; None for ReLU itself.
+        leak: slope at which an inactive ReLU is differentiated; None for its own.
+        floor: stop when the loss is below this.
+    """
+
+    name: str
+    equation: Span
+    multipliers: Eliminated | Drawn | Solved
+    optimiser: Adam | Momentum
+    steps: int
+    samples: int | None = None
+    surplus: float = 1.0
+    spread: float = 1.0
+    sphere: bool = False
+    rows: bool = False
+    box: float = 0.0
+    detail: float = 0.0
+    anneal: Anneal | None = None
+    leak: float | None = None
+    floor: float = 0.0
+
+    def missing(self, evidence: Evidence) -> tuple[str, ...]:
+        """What the attack needs and the evidence lacks."""
+        gaps = []
+        if evidence.init is None:
+            gaps.append("the initial weights ([model] init)")
+        elif all(torch.equal(evidence.init[k], p) for k, p in evidence.final.items()):
+            gaps.append("final weights that differ from the initial ones")
+        if self.sphere and evidence.input.sample_norm is None:
+            gaps.append("the norm of every model input ([input] sample_norm)")
+        if evidence.chain is None and (
+            self.equation.layers == "last" or self.rows or self.anneal or self.leak
+        ):
+            gaps.append("a plain dense network")
+        return tuple(gaps)
+
+    def run(
+        self,
+        evidence: Evidence,
+        seed: int = 0,
+        budget: float | None = None,
+        observer: Observer | None = None,
+    ) -> Reconstruction:
+        """Reconstruct samples from the evidence alone.
+
+        Args:
+            evidence: weights, forward function and input specification.
+            seed: of the start.
+            budget: seconds after which the last iterate is returned.
+            observer: told about progress.
+
+        Raises:
+            MissingEvidence: the evidence lacks something; all gaps are named.
+        """
+        clock = Clock(budget, observer)
+        began = self.begin(evidence, seed)
+        solution = follow(
+            self.optimiser.optimizer(began.leaf, began.problem(0)),
+            began.leaf,
+            began.problem,
+            self.steps,
+            self.floor,
+            lambda loss: clock.tick(self.name, loss),
+        )
+        return self._report(evidence, began.ground, began.problem(solution.steps), solution, seed, clock)
+
+    def begin(self, evidence: Evidence, seed: int = 0) -> Begun:
+        """Everything before the first step.
+
+        Raises:
+            MissingEvidence: the evidence lacks something; all gaps are named.
+        """
+        gaps = self.missing(evidence)
+        ground = survey(evidence) if evidence.init is not None else None
+        n = self.samples or (0 if ground is None or ground.first is None else ground.first.rank)
+        if not n and ground is not None:
+            gaps = (*gaps, "the number of samples ([attack] samples)")
+        if gaps or ground is None:
+            raise MissingEvidence(
+                f"attack {self.name!r} needs {' and '.join(gaps)}; provide it, or choose another attack with"
+                " `exhume inspect`"
+            )
+        space, generator = self._space(evidence, ground), torch.Generator().manual_seed(seed)
+        draw = torch.randn(
+            max(round(self.surplus * n), 1), space.dim, generator=generator, dtype=torch.float64
+        )
+        problems = self._problems(evidence, ground, space)
+        z = space.retract(self.spread * draw)
+        leaf, unit = self._start(problems(0, None).equation, space, z, generator)
+        return Begun(ground, lambda step: problems(step, unit), leaf)
+
+    def _space(self, evidence: Evidence, ground: Ground) -> Space:
+        if self.rows:  # survey kept the sphere where the norm is known
+            return ground.space
+        space, norm = full(evidence.input.size), evidence.input.sample_norm
+        return space if not self.sphere or norm is None else space.within((norm, norm))
+
+    def _problems(
+        self, evidence: Evidence, ground: Ground, space: Space
+    ) -> Callable[[int, float | None], Any]:
+        """What is minimised at a step, for a unit of the multipliers (None where they are eliminated)."""
+        terms = self._terms(evidence)
+        slope: float | None = None
+        equation: Bound | None = None
+
+        def problem(step: int, unit: float | None) -> Objective | Joint:
+            nonlocal slope, equation
+            now = None if self.anneal is None else self.anneal.at(step)
+            if equation is None or now != slope:
+                slope, equation = now, self.equation.bind(seen, space, ground.decay, now)
+            return Objective(equation, space, terms) if unit is None else Joint(equation, space, unit, terms)
+
+        seen = evidence
+        if self.leak is not None and evidence.chain is not None:
+            phis = tuple(leaky_backward(phi, self.leak) for phi in evidence.chain.activations)
+            seen = replace(evidence, chain=replace(evidence.chain, activations=phis))
+        return problem
+
+    def _terms(self, evidence: Evidence) -> tuple[Term, ...]:
+        """Priors, whose weights are for the mean over features of what they penalise."""
+        terms: list[Term] = []
+        box, d = evidence.input.box(), evidence.input.size
+        if self.box and box is not None:
+            low, high = box
+            terms.append(Box(low, high, self.box / d * float((high - low).square().sum())))
+        if self.detail and len(evidence.input.shape) in (2, 3):
+            terms.append(HighFrequency(evidence.input.shape, self.detail))
+        return tuple(terms)
+
+    def _start(
+        self, equation: Bound, space: Space, z: Tensor, generator: torch.Generator
+    ) -> tuple[Tensor, float | None]:
+        """The unknowns at the first step, and the unit of the multipliers among them."""
+        match self.multipliers:
+            case Eliminated():
+                return z, None
+            case Drawn(width):
+                k = equation.multiplicity
+                a = width * (2 * torch.rand(len(z), k, generator=generator, dtype=z.dtype) - 1)
+                return torch.cat([z, a], 1), len(self.equation.nodes) / (len(z) * k)
+            case Solved():
+                coef = Objective(equation, space).at(z).coef
+                unit = float(coef.square().mean().sqrt().clamp_min(1e-30))
+                return torch.cat([z, coef / unit], 1), unit
+
+    def _report(
+        self,
+        evidence: Evidence,
+        ground: Ground,
+        problem: Objective | Joint,
+        solution: Solution[Any],
+        seed: int,
+        clock: Clock,
+    ) -> Reconstruction:
+        point = solution.point
+        if isinstance(problem, Joint):
+            space, (z, coef) = problem.inner, problem.parts(point.z)
+        else:
+            assert isinstance(point, Point)
+            space, z, coef = problem.space, point.z, point.coef
+        weight = coef.square().sum(1)
+        order = weight.argsort(descending=True)
+        u = space.expand(z[order]).view(-1, *evidence.input.shape)
+        notes = [*ground.notes, f"one descent on all equations from a random start of {len(z)} candidates"]
+        if self.box and evidence.input.box() is None:
+            notes.append("the range of the features is not known: its penalty was left out")
+        return Reconstruction(
+            attack=self.name,
+            candidates=Candidates(evidence.input.decode(u), coef[order], evidence.output(u)),
+            importance=weight[order] / weight.sum().clamp_min(1e-300),
+            misfit=point.misfit,
+            loss=point.loss,
+            status=solution.status,
+            reason=solution.reason,
+            steps=solution.steps,
+            seconds=clock.elapsed,
+            seed=seed,
+            trace=solution.trace[:: max(len(solution.trace) // 1000, 1)],
+            assumed=tuple(notes),
+            spectrum=() if ground.first is None else tuple(ground.first.spectrum.tolist()),
+            rank=None if ground.first is None or ground.first.flat else ground.first.rank,
+            expected=self.samples,
+            ambiguity=ambiguity(evidence, self.equation.layers, self.samples, replace(ground, space=space)),
+        )
