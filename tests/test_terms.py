@@ -1,10 +1,12 @@
 """Priors: their curvature is the Hessian of their value, formed or not."""
 
+import numpy as np
 import pytest
 import torch
+from scipy.ndimage import convolve
 
 from exhume.spaces import full, subspace
-from exhume.terms import Box, Smooth
+from exhume.terms import Box, HighFrequency, Smooth
 
 SHAPE = (2, 3, 4)
 SIZE = 24
@@ -18,6 +20,7 @@ def draw(*shape: int, seed: int) -> torch.Tensor:
 TERMS = {
     "box": Box(-0.5 * torch.ones(SIZE, dtype=DOUBLE), 0.7 * torch.ones(SIZE, dtype=DOUBLE), 3.0),
     "smooth": Smooth(SHAPE, 3.0),
+    "high frequency": HighFrequency(SHAPE, 3.0),
 }
 SPACES = {"full": full(SIZE), "affine": subspace(draw(5, SIZE, seed=1), draw(SIZE, seed=2))}
 
@@ -41,3 +44,13 @@ def test_what_a_prior_likes_costs_nothing():
     steps = torch.arange(SIZE, dtype=DOUBLE)[None]
     # Each channel of 3 x 4 has 9 horizontal steps of 1 and 8 vertical ones of 4.
     assert float(TERMS["smooth"].value(steps)) == pytest.approx(3.0 / 24 * 2 * (9 * 1 + 8 * 16))
+
+
+def test_detail_is_what_the_binomial_filter_takes_away():
+    """Against scipy's filter, each channel on its own, zeros outside."""
+    u = draw(2, SIZE, seed=5)
+    kernel = np.outer([1, 2, 1], [1, 2, 1]) / 16
+    blurred = [[convolve(c.numpy(), kernel, mode="constant") for c in one] for one in u.view(2, *SHAPE)]
+    detail = u.view(2, -1) - torch.tensor(np.array(blurred)).view(2, -1)
+    expected = 3.0 / SIZE * detail.square().sum(1)
+    torch.testing.assert_close(TERMS["high frequency"].value(u), expected)

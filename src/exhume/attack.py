@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 
+from exhume.ambiguity import ambiguity
 from exhume.candidates import Candidates
 from exhume.certificate import Certificate, certify
 from exhume.clock import Clock, Observer
@@ -359,4 +360,5 @@ class SpanAttack:
             rank=None if ground.first is None or ground.first.flat else ground.first.rank,
             certificate=None if certificate is None else certificate.take(order),
             expected=self.samples,
+            ambiguity=ambiguity(evidence, self.equation.layers, self.samples, ground),
         )

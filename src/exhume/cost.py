@@ -26,6 +26,7 @@ from pathlib import Path
 import torch
 
 from exhume.attack import SpanAttack
+from exhume.descent import Descent
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
 from exhume.survey import Ground
@@ -69,7 +70,7 @@ class Cost:
         return max(self.parts, key=lambda name: self.parts[name])
 
 
-def estimate(attack: SpanAttack, evidence: Evidence, ground: Ground, rows: int = 0) -> Cost:
+def estimate(attack: SpanAttack | Descent, evidence: Evidence, ground: Ground, rows: int = 0) -> Cost:
     """Estimate what an attack will allocate, by the formulas above; nothing is allocated.
 
     Args:
@@ -78,6 +79,8 @@ def estimate(attack: SpanAttack, evidence: Evidence, ground: Ground, rows: int =
         ground: rank and search space.
         rows: training rows the candidates will be matched with, 0 without truth.
     """
+    if isinstance(attack, Descent):
+        return _descent(attack, evidence, ground, rows)
     chain, nodes = evidence.chain, len(attack.equation.nodes)
     total = sum(p.numel() for p in evidence.final.values())
     widths = [] if chain is None else [evidence.final[name].shape[0] for name in chain.weights]
@@ -114,6 +117,23 @@ def estimate(attack: SpanAttack, evidence: Evidence, ground: Ground, rows: int =
     work += (m + 4) * EIGEN * gram**3  # the certificate removes one candidate after the other
     parts["distances to the rows"] = 6.0 * rows * m
     return Cost(parts, work, m, q, advice)
+
+
+def _descent(attack: Descent, evidence: Evidence, ground: Ground, rows: int) -> Cost:
+    """One step of a descent: it can be ended at any step, so no budget is too small for the others."""
+    total, nodes = sum(p.numel() for p in evidence.final.values()), len(attack.equation.nodes)
+    n = attack.samples or (ground.first.rank if ground.first is not None else 0)
+    m, d = max(round(attack.surplus * n), 1), evidence.input.size
+    activations = m * nodes * (d + sum(p.shape[0] for p in evidence.final.values() if p.dim() > 1))
+    terms = m * nodes * evidence.outputs
+    parts = {
+        "weights": float((nodes + 4) * total),
+        "descent": float((nodes + 3) * total + 12 * activations + 4 * terms**2),
+        "distances to the rows": 6.0 * rows * m,
+    }
+    return Cost(
+        parts, 6.0 * m * nodes * total, m, ground.space.dim if attack.rows else d, "fewer [attack] samples"
+    )
 
 
 def refuse(

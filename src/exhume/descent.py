@@ -294,7 +294,13 @@ class Descent:
         weight = coef.square().sum(1)
         order = weight.argsort(descending=True)
         u = space.expand(z[order]).view(-1, *evidence.input.shape)
-        notes = [*ground.notes, f"one descent on all equations from a random start of {len(z)} candidates"]
+        notes = [
+            *ground.notes,
+            f"one descent of {self.steps:,} steps from one random start of {len(z)} candidates",
+        ]
+        if self.anneal is not None:
+            often = f"tenfold every {self.anneal.decade:,.0f} steps, up to {self.anneal.most:g}"
+            notes.append(f"softplus stood in for ReLU, with a slope that grew {often}")
         if self.box and evidence.input.box() is None:
             notes.append("the range of the features is not known: its penalty was left out")
         return Reconstruction(

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from exhume.ambiguity import ambiguity, count_samples
+from exhume.descent import Descent
 from exhume.evidence import Evidence
 from exhume.hermite import hermite
 from exhume.presets import ATTACKS
@@ -124,9 +125,12 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
     findings += _uncounted(evidence, n, samples)
     attacks = []
     for name, entry in ATTACKS.items():
-        gaps = entry.preset(None).missing(evidence)
-        how = "one sample at a time in the column space" if ground.reduced else "jointly, from random starts"
-        if first is None or first.rank == 0:
+        attack = entry.preset(samples)
+        gaps, reduced = attack.missing(evidence), ground.reduced
+        how = "one sample at a time in the column space" if reduced else "jointly, from random starts"
+        if isinstance(attack, Descent):
+            how = f"by one descent of {attack.steps:,} steps"
+        if samples is None and (first is None or first.rank == 0):
             how += ", if the number of samples is given ([attack] samples)"
         attacks.append(
             Applicability(name, not gaps, f"needs {' and '.join(gaps)}" if gaps else f"searches {how}")

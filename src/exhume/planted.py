@@ -7,11 +7,11 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from exhume.attack import SpanAttack
 from exhume.clock import Observer
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
 from exhume.matching import match
+from exhume.presets import Attack
 from exhume.truth import Truth
 from exhume.verdict import PositiveControl
 
@@ -22,12 +22,12 @@ STEPS, TOLERANCE = 2000, 1e-9
 def positive_control(
     evidence: Evidence,
     truth: Truth,
-    attack: SpanAttack,
+    attack: Attack,
     seed: int,
     budget: float | None = None,
     observer: Observer | None = None,
 ) -> PositiveControl:
-    """Plant a few control rows in the audited architecture and attack it; success needs a certified match.
+    """Plant a few control rows in the audited architecture and attack it; success is a match, certified if it can be.
 
     The planted victim starts from the audited model's initial weights and is trained by full-batch gradient descent
     to fit random labels +-1 on every output, so it is recoverable if the attack works on such a network at all.
@@ -58,7 +58,7 @@ def positive_control(
         certificate = found.certificate
         certified = {} if certificate is None else dict(enumerate(certificate.certified.tolist()))
         good = sum(
-            certified.get(row.candidate, False)
+            certified.get(row.candidate, certificate is None)
             for row in matches.rows
             if row.candidate is not None and row.error is not None and row.error < matches.train.threshold
         )

@@ -11,6 +11,9 @@ from exhume.equations.column import Column
 from exhume.equations.span import EquationWeights, Span
 from exhume.moves.polish import Polish
 
+Attack = SpanAttack | Descent
+LOO_STEPS = 80_001  # of the published code
+
 
 def exhume(samples: int | None = None) -> SpanAttack:
     """Recover samples from the change of weights; this project's own attack.
@@ -33,7 +36,7 @@ def exhume(samples: int | None = None) -> SpanAttack:
     )
 
 
-def loo(samples: int | None = None, *, both: bool = True, steps: int = 80_001) -> Descent:
+def loo(samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS) -> Descent:
     """The attack of Loo, Hasani, Lechner and Amini (ICLR 2024) on the change of all weights.
 
     min_{x, a} |theta_f - theta_0 - 1/(m C) sum_v sum_i sum_c a_vic grad f_c(x_i; theta_v)|^2 + 0.1 sum_i box(x_i)
@@ -48,7 +51,7 @@ def loo(samples: int | None = None, *, both: bool = True, steps: int = 80_001) -
         steps: 80,001 in the paper's code.
     """
     return Descent(
-        name="loo" if steps == 80_001 else f"loo, {steps:,} steps",
+        name="loo" if steps == LOO_STEPS else "loo-quick",
         equation=Span(nodes=(1.0, 0.0) if both else (1.0,)),
         multipliers=Drawn(0.5),
         optimiser=Adam(0.02),
@@ -57,7 +60,7 @@ def loo(samples: int | None = None, *, both: bool = True, steps: int = 80_001) -
         surplus=2.0,
         spread=0.2,
         box=0.1,
-        anneal=Anneal(10.0, 20_000 * steps / 80_001, 200.0),
+        anneal=Anneal(10.0, 20_000 * steps / LOO_STEPS, 200.0),
     )
 
 
@@ -76,7 +79,7 @@ def iurada(samples: int | None = None, *, lr: float = 20.0, steps: int = 1_000_0
         steps: 1,000,000 in the paper's code.
     """
     return Descent(
-        name="iurada" if steps == 1_000_000 else f"iurada, {steps:,} steps",
+        name="iurada",
         equation=Span(nodes=(1.0,), layers="last"),
         multipliers=Eliminated(),
         optimiser=Momentum(lr),
@@ -106,7 +109,7 @@ def tansley(
         steps: most steps.
     """
     return Descent(
-        name=f"tansley {2 if subspace else 1}, {layers}",
+        name="tansley-2" if subspace else "tansley-1",
         equation=Span(nodes=(1.0,), layers=layers),
         multipliers=Solved(),
         optimiser=Momentum(0.1, stiff=True),
@@ -128,7 +131,7 @@ class Entry:
         models: which models it applies to.
     """
 
-    preset: Callable[[int | None], SpanAttack]
+    preset: Callable[[int | None], Attack]
     paper: str
     needs: str
     models: str
@@ -140,5 +143,35 @@ ATTACKS: dict[str, Entry] = {
         "this project",
         "initial and final weights",
         "any; far stronger on dense networks trained by SGD with fewer samples than input features",
+    ),
+    "loo": Entry(
+        loo,
+        "Loo, Hasani, Lechner, Amini 2024",
+        "initial and final weights, number of samples",
+        "dense networks; full schedule, for a fast machine",
+    ),
+    "loo-quick": Entry(
+        lambda samples: loo(samples, steps=4000),
+        "the same, its schedule compressed to 4,000 steps",
+        "initial and final weights, number of samples",
+        "dense networks",
+    ),
+    "iurada": Entry(
+        iurada,
+        "Iurada, Bombari, Tommasi, Mondelli 2026",
+        "initial and final weights, number of samples, norm of every input",
+        "random features and dense networks, by the last layer",
+    ),
+    "tansley-1": Entry(
+        lambda samples: tansley(samples, subspace=False),
+        "Tansley, Makhlouf, Massart, Cartis 2026, Algorithm 1",
+        "initial and final weights, number of samples, norm of every input",
+        "dense networks, by the last layer",
+    ),
+    "tansley-2": Entry(
+        tansley,
+        "Tansley, Makhlouf, Massart, Cartis 2026, Algorithm 2",
+        "initial and final weights whose first layer changed, norm of every input",
+        "dense networks, by the last layer, in the row space of the first",
     ),
 }

@@ -34,7 +34,7 @@ class FeatureVictim:
 
 
 def random_features(n: int, d: int, p: int, activation: str = "relu", seed: int = 0) -> FeatureVictim:
-    """Fit theta = argmin |theta| with phi(V x_i)' theta = y_i, V ~ N(0, 1/d), x_i uniform on a sphere of radius sqrt(d).
+    """Fit theta = argmin |theta| with phi(V x_i)' theta = y_i, V ~ N(0, 1/d), x_i uniform on |x| = sqrt(d).
 
     The targets are a linear function of the rows with noise, y_i = x_i' g + e_i, g ~ N(0, I / d), e_i ~ N(0, 1/4)
     (the synthetic setting of Iurada et al. 2026).
