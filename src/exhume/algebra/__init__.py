@@ -1,0 +1,1 @@
+"""Closed-form recovery of samples from two-layer networks with a polynomial activation."""

@@ -1,0 +1,146 @@
+"""Whether the weight equations determine the samples of a polynomial two-layer network: ranks, counts, a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from exhume.algebra.field import Field
+from exhume.algebra.interpolation import Interpolant, componentwise, gradient_field
+from exhume.algebra.pencil import directions
+from exhume.algebra.polynomial import count
+from exhume.algebra.reduction import Reduced
+
+IDENTIFIABLE, PARTIAL, NOT = "identifiable", "partial", "not identifiable"
+OFF = (1e-8, 0.02)  # least and most of the slices' energy that may lie off the diagonal, between them as noise allows
+PROBES = 16  # slices taken of a field
+
+
+@dataclass(frozen=True)
+class Identifiability:
+    """What the weight equations determine.
+
+    Args:
+        verdict: "identifiable", "partial" or "not identifiable".
+        reason: in one sentence.
+        degrees: that occur in the activation, without the constant.
+        neurons: number of points m.
+        dimension: of the range of the values, r.
+        needed_kernel: N_r, the rank that the kernel matrix K must have.
+        rank_kernel: the rank it has; None where it was too large to compute.
+        margin_kernel: smallest over largest singular value of its square root.
+        needed_gradient: the rank that the gradient-field matrix G must have.
+        rank_gradient: the rank it has; likewise.
+        margin_gradient: of its square root, likewise.
+        source: where points and values come from.
+    """
+
+    verdict: str
+    reason: str
+    degrees: tuple[int, ...]
+    neurons: int
+    dimension: int
+    needed_kernel: int
+    rank_kernel: int | None
+    margin_kernel: float
+    needed_gradient: int
+    rank_gradient: int | None
+    margin_gradient: float
+    source: str
+
+    @property
+    def degree(self) -> int:
+        """Of the activation."""
+        return max(self.degrees)
+
+
+@dataclass(frozen=True, eq=False)
+class Interpolation:
+    """Both interpolations of one field, and the one to use."""
+
+    kernel: Interpolant | None
+    gradient: Interpolant | None
+
+    @property
+    def best(self) -> Interpolant | None:
+        """The gradient field, which needs fewer points and is symmetric, unless only the kernel is determined."""
+        both = [i for i in (self.gradient, self.kernel) if i is not None]
+        return next((i for i in both if i.determined), both[0] if both else None)
+
+
+def interpolate(field: Field, degrees: Sequence[int]) -> Interpolation:
+    """Interpolate a field in white coordinates both ways."""
+    return Interpolation(componentwise(field, degrees), gradient_field(field, degrees))
+
+
+def identify(reduced: Reduced, degrees: Sequence[int], found: Interpolation | None = None) -> Identifiability:
+    """Decide what a field determines, before any search.
+
+    Degree 2 gives one matrix X diag(b) X', whose factors are not unique, and degree 1 one vector. From degree 3 on,
+    the symmetric tensor is determined where rank K = N_r or rank G is full, and its decomposition is unique where
+    the samples are linearly independent.
+
+    Args:
+        reduced: the field.
+        degrees: q with c_q != 0 in the activation, without 0.
+        found: the interpolations of its middle node, if they exist already.
+    """
+    m, r = reduced.white.steps.shape
+    found = found or interpolate(reduced.white.middle(), degrees)
+    kernel, gradient = found.kernel, found.gradient
+    verdict, reason = _verdict(reduced, degrees, found)
+    return Identifiability(
+        verdict,
+        reason,
+        tuple(degrees),
+        m,
+        r,
+        sum(count(r, q - 1) for q in degrees),
+        None if kernel is None else kernel.rank,
+        0.0 if kernel is None else kernel.margin,
+        sum(count(r, q) for q in degrees),
+        None if gradient is None else gradient.rank,
+        0.0 if gradient is None else gradient.margin,
+        reduced.field.source,
+    )
+
+
+def _verdict(reduced: Reduced, degrees: Sequence[int], found: Interpolation) -> tuple[str, str]:
+    m, r = reduced.white.steps.shape
+    q = reduced.field.steps.shape[1]
+    degree = max(degrees)
+    if degree == 1:
+        return NOT, "degree 1: any samples with the same weighted sum fit the weights"
+    if degree == 2:
+        return NOT, "degree 2: the weights fix X diag(b) X' alone, and that factorisation is not unique"
+    best = found.best
+    if best is None:
+        return PARTIAL, f"{m} neurons in {r} dimensions are too many equations to test their rank"
+    if not best.determined:
+        unknowns = q * q + (q if len(degrees) > 1 else 0)
+        lack = f"{m} neurons give {best.rank} independent equations for the {best.unknowns} numbers of the tensor"
+        if best.rank > unknowns:
+            return PARTIAL, (
+                f"{lack}, yet more than the {unknowns} unknowns of {q} samples: a search may pin them down, one by one"
+            )
+        return NOT, f"{lack}: other tensors, so other samples, fit the weights as well"
+    where = f"{m} neurons determine the tensor in {r} dimensions"
+    pencil = directions(slices(best, 0))
+    if pencil is None or pencil.off > min(max((best.noise or 0.0) / best.margin, OFF[0] ** 0.5) ** 2, OFF[1]):
+        return PARTIAL, (
+            f"{where}, but {r} independent samples do not explain it: there are more samples than dimensions, or they"
+            " are dependent"
+        )
+    return IDENTIFIABLE, f"{where}, and its decomposition into independent samples is unique"
+
+
+def slices(interpolant: Interpolant, seed: int) -> torch.Tensor:
+    """Symmetrised Jacobians at random points [L, r, r], of unit norm."""
+    generator = torch.Generator().manual_seed(seed)
+    r = interpolant.coefs[0].shape[1]
+    v = torch.randn(PROBES, r, generator=generator, dtype=torch.float64)
+    j = interpolant.jacobian(v)
+    j = (j + j.transpose(1, 2)) / 2
+    return j / j.flatten(1).norm(dim=1)[:, None, None].clamp_min(1e-300)
