@@ -15,7 +15,7 @@ ROOT = Path(exhume.__file__).parent
 ABOVE = {  # the attacker's side of the firewall: these names, and every module of these packages
     "errors", "evidence", "checkpoints", "schema", "candidates", "functional", "dense", "linalg", "change", "spaces",
     "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "snapshot", "certificate",
-    "regime", "algebra", "reconstruction", "survey", "clock", "nulls", "assumptions", "cost",
+    "regime", "algebra", "algebraic", "reconstruction", "survey", "clock", "nulls", "assumptions", "cost",
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",

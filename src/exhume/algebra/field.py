@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -44,9 +45,7 @@ class Field:
 
     def take(self, index: Tensor) -> Field:
         """The field at some of the neurons."""
-        return replace(
-            self, points=self.points[:, index], gain=self.gain[:, index], steps=self.steps[index]
-        )
+        return replace(self, points=self.points[:, index], gain=self.gain[:, index], steps=self.steps[index])
 
     def middle(self) -> Field:
         """The field at the middle node alone."""
@@ -77,7 +76,11 @@ def two_layer(chain: DenseChain | None) -> str | None:
 
 
 def from_weights(
-    chain: DenseChain, nodes: Sequence[Mapping[str, Tensor]], steps: Mapping[str, Tensor], source: str
+    chain: DenseChain,
+    nodes: Sequence[Mapping[str, Tensor]],
+    steps: Mapping[str, Tensor],
+    source: str,
+    units: Tensor | None = None,
 ) -> Field:
     """A step of the first layer, the sum of -dL/dw_j = a_j f(w_j) over some nodes.
 
@@ -86,36 +89,41 @@ def from_weights(
         nodes: parameters where gradients were taken.
         steps: minus the gradient, or a step along it.
         source: in words.
+        units: indices of the neurons to use, all by default.
     """
     name, bias = chain.weights[0], chain.biases[0]
     gain = torch.stack([p[chain.weights[1]].double() for p in nodes])
     if gain.shape[1] != 1:
         raise MissingEvidence(
-            f"the field of samples needs a network of one output, but this one has {gain.shape[1]}; use another attack"
+            f"the field of samples needs a network of one output, but this one has {gain.shape[1]};"
+            " use another attack"
         )
 
     def rows(params: Mapping[str, Tensor]) -> Tensor:
         weight = params[name].double()
         return weight if bias is None else torch.cat([weight, params[bias].double()[:, None]], 1)
 
-    gain, points = gain[:, 0], torch.stack([rows(p) for p in nodes])
+    keep = torch.arange(gain.shape[2]) if units is None else units
+    gain, points = gain[:, 0, keep], torch.stack([rows(p)[keep] for p in nodes])
     norm = points.norm(dim=2).amax(0)
     size = gain.abs().amax(0)
     live = (norm > DEAD * norm.max()) & (size > DEAD * size.max())
-    return Field(points[:, live], gain[:, live], rows(steps)[live], bias is not None, source)
+    return Field(points[:, live], gain[:, live], rows(steps)[keep][live], bias is not None, source)
 
 
-def from_stationary(evidence: Evidence) -> Field:
+def from_stationary(evidence: Evidence, units: Tensor | None = None) -> Field:
     """The field at a stationary point: w_j = a_j f(w_j) up to one factor.
 
     Holds for gradient flow on a homogeneous network in the limit (Lyu and Li 2020), and for training with weight
     decay at any norm; `imbalance` tells how far the weights are from it.
     """
     final = evidence.at(1.0)
-    return from_weights(_chain(evidence), [final], final, "final weights, taken for a stationary point")
+    return from_weights(
+        _chain(evidence), [final], final, "final weights, taken for a stationary point", units
+    )
 
 
-def from_change(evidence: Evidence, nodes: Sequence[float] = NODES) -> Field:
+def from_change(evidence: Evidence, nodes: Sequence[float] = NODES, units: Tensor | None = None) -> Field:
     """The field of training: w_f - kappa w_0 = sum_v a_v f_v(w_v) up to one factor, at nodes of the chord.
 
     The midpoint alone is second-order accurate where the signals b_i fade in proportion, since then half of them act
@@ -125,6 +133,7 @@ def from_change(evidence: Evidence, nodes: Sequence[float] = NODES) -> Field:
     Args:
         evidence: initial and final weights.
         nodes: fractions of the chord, an odd number symmetric about 1/2.
+        units: indices of the neurons to use, all by default.
     """
     chain = _chain(evidence)
     if evidence.init is None:
@@ -135,7 +144,7 @@ def from_change(evidence: Evidence, nodes: Sequence[float] = NODES) -> Field:
     places = (0.0,) if once else tuple(nodes)
     source = "one step from the initial weights" if once else "change of weights"
     target = decayed_target(evidence, decay_factor(evidence))
-    return from_weights(chain, [evidence.at(v) for v in places], target, source)
+    return from_weights(chain, [evidence.at(v) for v in places], target, source, units)
 
 
 def from_gradient(chain: DenseChain, params: Mapping[str, Tensor], gradient: Mapping[str, Tensor]) -> Field:
@@ -152,7 +161,7 @@ def from_gradient(chain: DenseChain, params: Mapping[str, Tensor], gradient: Map
 def from_checkpoints(chain: DenseChain, states: Sequence[Mapping[str, Tensor]]) -> tuple[Field, ...]:
     """One field for each interval between checkpoints, at its midpoint; all share the samples, not the b_i."""
     fields = []
-    for before, after in zip(states, states[1:], strict=False):
+    for before, after in pairwise(states):
         middle = {k: (before[k].double() + after[k].double()) / 2 for k in before}
         step = {k: after[k].double() - before[k].double() for k in before}
         fields.append(from_weights(chain, [middle], step, "change between checkpoints"))
@@ -162,8 +171,8 @@ def from_checkpoints(chain: DenseChain, states: Sequence[Mapping[str, Tensor]]) 
 def imbalance(evidence: Evidence, degree: int) -> float:
     """How far weights are from a stationary point of a homogeneous net: max_j |alpha a_j^2 - |w_j|^2| / |w_j|^2.
 
-    Flow conserves |w_j|^2 - alpha a_j^2, so the defect fades as norms grow, or under weight decay. Neurons below 1% of
-    the largest are left out.
+    Flow conserves |w_j|^2 - alpha a_j^2, so the defect fades as norms grow, or under weight decay. Neurons below 1%
+    of the largest are left out.
 
     Args:
         evidence: final weights.

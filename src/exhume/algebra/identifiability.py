@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-
 from exhume.algebra.field import Field
-from exhume.algebra.interpolation import Interpolant, componentwise, gradient_field
+from exhume.algebra.interpolation import Interpolant, componentwise, gradient_field, slices
 from exhume.algebra.pencil import directions
 from exhume.algebra.polynomial import count
 from exhume.algebra.reduction import Reduced
 
 IDENTIFIABLE, PARTIAL, NOT = "identifiable", "partial", "not identifiable"
-OFF = (1e-8, 0.02)  # least and most of the slices' energy that may lie off the diagonal, between them as noise allows
-PROBES = 16  # slices taken of a field
+OFF = (
+    1e-8,
+    0.02,
+)  # least and most of the slices' energy that may lie off the diagonal, between them as noise allows
 
 
 @dataclass(frozen=True)
@@ -107,6 +107,15 @@ def identify(reduced: Reduced, degrees: Sequence[int], found: Interpolation | No
     )
 
 
+def _hope(equations: int, samples: int, degrees: Sequence[int]) -> str:
+    """What too few equations for the tensor mean for the samples."""
+    unknowns = samples * samples + (samples if len(degrees) > 1 else 0)
+    others = ", so that others fit the weights as well"
+    if equations <= unknowns:
+        return others
+    return f"{others}; {samples} samples have {unknowns} unknowns, so that a search may still pin some down"
+
+
 def _verdict(reduced: Reduced, degrees: Sequence[int], found: Interpolation) -> tuple[str, str]:
     m, r = reduced.white.steps.shape
     q = reduced.field.steps.shape[1]
@@ -116,16 +125,17 @@ def _verdict(reduced: Reduced, degrees: Sequence[int], found: Interpolation) -> 
     if degree == 2:
         return NOT, "degree 2: the weights fix X diag(b) X' alone, and that factorisation is not unique"
     best = found.best
+    tensor = sum(count(r, k) for k in degrees)
+    if m * r < tensor:
+        return (
+            NOT,
+            f"{m} neurons give {m * r} equations for the {tensor} numbers of the tensor{_hope(m * r, q, degrees)}",
+        )
     if best is None:
         return PARTIAL, f"{m} neurons in {r} dimensions are too many equations to test their rank"
     if not best.determined:
-        unknowns = q * q + (q if len(degrees) > 1 else 0)
         lack = f"{m} neurons give {best.rank} independent equations for the {best.unknowns} numbers of the tensor"
-        if best.rank > unknowns:
-            return PARTIAL, (
-                f"{lack}, yet more than the {unknowns} unknowns of {q} samples: a search may pin them down, one by one"
-            )
-        return NOT, f"{lack}: other tensors, so other samples, fit the weights as well"
+        return NOT, f"{lack}{_hope(best.rank, q, degrees)}"
     where = f"{m} neurons determine the tensor in {r} dimensions"
     pencil = directions(slices(best, 0))
     if pencil is None or pencil.off > min(max((best.noise or 0.0) / best.margin, OFF[0] ** 0.5) ** 2, OFF[1]):
@@ -134,13 +144,3 @@ def _verdict(reduced: Reduced, degrees: Sequence[int], found: Interpolation) -> 
             " are dependent"
         )
     return IDENTIFIABLE, f"{where}, and its decomposition into independent samples is unique"
-
-
-def slices(interpolant: Interpolant, seed: int) -> torch.Tensor:
-    """Symmetrised Jacobians at random points [L, r, r], of unit norm."""
-    generator = torch.Generator().manual_seed(seed)
-    r = interpolant.coefs[0].shape[1]
-    v = torch.randn(PROBES, r, generator=generator, dtype=torch.float64)
-    j = interpolant.jacobian(v)
-    j = (j + j.transpose(1, 2)) / 2
-    return j / j.flatten(1).norm(dim=1)[:, None, None].clamp_min(1e-300)

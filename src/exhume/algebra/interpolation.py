@@ -12,6 +12,8 @@ from exhume.algebra.field import Field
 from exhume.algebra.polynomial import count, monomials
 
 CUTOFF = 1e-9  # singular values below this share of the largest count as zero
+PROBES = 16  # slices taken of a field
+MONOMIALS = 500_000  # of one degree that are tabulated
 ENTRIES = 60_000_000  # of the largest matrix that is formed
 
 
@@ -101,11 +103,11 @@ def componentwise(field: Field, degrees: Sequence[int]) -> Interpolant | None:
     Reference: Shen, Wang, Qian, Lei 2026, Theorem 4.1; stated there for one degree and one node.
     """
     m, r = field.steps.shape
+    if _too_large(m, r, degrees, field.nodes):
+        return None
     tables = [monomials(r, q - 1) for q in degrees]
     sizes = [len(t.scale) for t in tables]
     n = sum(sizes) * field.nodes
-    if m * n > ENTRIES:
-        return None
     weight, scale = _weight(field, degrees), torch.cat([t.scale for t in tables])
     blocks = [
         torch.cat([t.at(w) for t in tables], 1) * scale * (gain * weight)[:, None]
@@ -124,8 +126,8 @@ def gradient_field(field: Field, degrees: Sequence[int]) -> Interpolant | None:
 
     sum_mu c_mu grad w_j^mu = F_j,  rank = sum_q binom(r + q - 1, q) determines p
 
-    The Gram matrix of these equations is G_jk = k'(w_j . w_k) I + k''(w_j . w_k) w_k w_j' with k(s) = sum_q s^q; it is
-    not formed. Generic points determine p from m* = ceil(binom(r + q - 1, q) / r) of them on for one degree q, but
+    The Gram matrix of these equations is G_jk = k'(w_j . w_k) I + k''(w_j . w_k) w_k w_j' with k(s) = sum_q s^q; it
+    is not formed. Generic points determine p from m* = ceil(binom(r + q - 1, q) / r) of them on for one degree q, but
     for four pairs (r, q) that need one more (Alexander and Hirschowitz 1995).
 
     Args:
@@ -138,7 +140,7 @@ def gradient_field(field: Field, degrees: Sequence[int]) -> Interpolant | None:
     m, r = field.steps.shape
     sizes = [count(r, q) for q in degrees]
     n = sum(sizes) * field.nodes
-    if m * r * n > ENTRIES:
+    if _too_large(m * r, r, degrees, field.nodes) or m * r * n > ENTRIES:
         return None
     weight = _weight(field, degrees)
     design = weight.new_zeros(m, r, n)
@@ -162,12 +164,28 @@ def gradient_field(field: Field, degrees: Sequence[int]) -> Interpolant | None:
     )
 
 
+def _too_large(rows: int, r: int, degrees: Sequence[int], nodes: int) -> bool:
+    """Whether the monomials, or their equations, would not fit in memory."""
+    n = nodes * sum(count(r, q - 1) for q in degrees)
+    return rows * n > ENTRIES or count(r, max(degrees)) > MONOMIALS
+
+
 def _weight(field: Field, degrees: Sequence[int]) -> Tensor:
     """Weight of each neuron's equations [m]: a homogeneous field lets every point have unit norm."""
     if len(degrees) > 1:
         return field.steps.new_ones(len(field.steps))
     weight = field.points[field.nodes // 2].norm(dim=1).clamp_min(1e-300) ** (1 - degrees[0])
     return weight / weight.max()
+
+
+def slices(interpolant: Interpolant, seed: int) -> Tensor:
+    """Symmetrised Jacobians at random points [L, r, r], of unit norm."""
+    generator = torch.Generator().manual_seed(seed)
+    r = interpolant.coefs[0].shape[1]
+    v = torch.randn(PROBES, r, generator=generator, dtype=torch.float64)
+    j = interpolant.jacobian(v)
+    j = (j + j.transpose(1, 2)) / 2
+    return j / j.flatten(1).norm(dim=1)[:, None, None].clamp_min(1e-300)
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,4 +1,4 @@
-"""Directions from slices A_l = Z diag(d_l) Z': a matrix pencil, the best of many pairs, then joint diagonalisation."""
+"""Directions from slices A_l = Z diag(d_l) Z': the best of many matrix pencils, then joint diagonalisation."""
 
 from __future__ import annotations
 

@@ -71,7 +71,9 @@ class Model:
     def linear(self, x: Tensor) -> Tensor:
         """Coefficients b [K, s] that fit best at samples x [s, q], K counting fields and nodes."""
         solved = [
-            torch.linalg.lstsq(self.design(f, x), f.steps.reshape(-1, 1), driver="gelsd").solution.view(-1, len(x))
+            torch.linalg.lstsq(self.design(f, x), f.steps.reshape(-1, 1), driver="gelsd").solution.view(
+                -1, len(x)
+            )
             for f in self.fields
         ]
         return torch.cat(solved)

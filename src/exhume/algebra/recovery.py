@@ -12,12 +12,13 @@ from exhume.algebra.field import Field
 from exhume.algebra.identifiability import (
     IDENTIFIABLE,
     NOT,
+    PARTIAL,
     Identifiability,
     Interpolation,
     identify,
     interpolate,
-    slices,
 )
+from exhume.algebra.interpolation import slices
 from exhume.algebra.pencil import Directions, directions
 from exhume.algebra.polish import FLAT, Fit, Model, polish
 from exhume.algebra.polynomial import Slope, slope_of
@@ -108,7 +109,9 @@ def recover(
     pencil, fit = _closed_form(reduced, interpolations, model, degrees, c, samples, seed)
     noise = _noise(interpolations)
     if fit is not None and told.verdict == IDENTIFIABLE:
-        explains = fit.residual <= max(EXCESS * noise, 1e-8) if noise is not None else fit.residual < UNEXPLAINED
+        explains = (
+            fit.residual <= max(EXCESS * noise, 1e-8) if noise is not None else fit.residual < UNEXPLAINED
+        )
         if explains and fit.residual < UNEXPLAINED:
             sharp = fit.sharpness > FLAT
             certified = (fit.deviation < MOVABLE) & sharp
@@ -122,15 +125,23 @@ def recover(
         return nothing
     certified = found.stable & (found.fit.deviation < MOVABLE)
     return _lift(
-        replace(nothing, identifiability=_softened(told, found)), basis, found.fit, certified, found.why, pencil, found
+        replace(nothing, identifiability=_softened(told, found)),
+        basis,
+        found.fit,
+        certified,
+        found.why,
+        pencil,
+        found,
     )
 
 
 def _softened(told: Identifiability, found: Searched) -> Identifiability:
     """A search gives no proof of uniqueness: at best some samples are determined."""
-    if told.verdict != IDENTIFIABLE:
-        return told
-    return replace(told, verdict="partial", reason=f"{told.reason} in theory, but {found.why}")
+    if bool(found.stable.any()):
+        return replace(told, verdict=PARTIAL, reason=f"{told.reason}; {found.why}")
+    if told.verdict == IDENTIFIABLE:
+        return replace(told, verdict=PARTIAL, reason=f"{told.reason} in theory, but {found.why}")
+    return told
 
 
 def _lift(

@@ -14,6 +14,7 @@ EXACT = 1e-7  # relative residual that counts as zero where the values have no k
 LOOSE = 0.3  # relative residual above which a fit describes nothing
 SAME = 0.99  # cosine above which two directions are one sample
 AGAIN = 0.8  # share of the good runs that a sample must reappear in
+HELPS = 0.7  # one more sample must lower the residual at least to this share
 ENOUGH = 5  # good runs after which no more are needed
 FEWEST = 3  # good runs without which nothing can be called stable
 
@@ -77,7 +78,7 @@ def search(
         for _ in range(starts):
             if stop():
                 break
-            fits.append(polish(model, _start(model, s, dimension, generator), None, 300, 1e-10))
+            fits.append(polish(model, start(model, s, dimension, generator), None, 300, 1e-10))
             if sum(fit.residual <= floor for fit in fits) >= ENOUGH:
                 break
         if not fits:
@@ -86,15 +87,23 @@ def search(
         if lowest.residual <= LOOSE:
             fits.append(polish(model, lowest.x, lowest.b))
         found = _judge(fits, floor, s * per_sample, equations)
+        helped = best is None or found.fit.residual < HELPS * best.fit.residual
         if best is None or found.fit.residual < best.fit.residual:
             best = found
-        if found.good or stop():
+        if found.good or stop() or not helped:
             break
     return best
 
 
-def _start(model: Model, s: int, dimension: int, generator: torch.Generator) -> Tensor:
-    """Random directions of the scale that makes pre-activations of order one."""
+def start(model: Model, s: int, dimension: int, generator: torch.Generator) -> Tensor:
+    """Random directions of the scale that makes pre-activations of order one, [s, q].
+
+    Args:
+        model: the equations; its bias functional gives the norm, where there is one.
+        s: number of samples.
+        dimension: q.
+        generator: source of the draw.
+    """
     x = torch.randn(s, dimension, generator=generator, dtype=torch.float64)
     if model.last is not None:
         # Spread like the affine set's own distance from zero, the one length that the equations give away.
@@ -117,7 +126,9 @@ def _judge(fits: list[Fit], floor: float, unknowns: int, equations: int) -> Sear
     reached = bool(good) and best.residual <= max(floor, EXACT)
     enough = equations > unknowns and best.sharpness > FLAT and len(good) >= FEWEST
     stable = (stability >= AGAIN) & enough & reached
-    counts = f"{len(good)} of {len(fits)} starts with {s} samples end at the lowest residual, {best.residual:.1e}"
+    counts = (
+        f"{len(good)} of {len(fits)} starts with {s} samples end at the lowest residual, {best.residual:.1e}"
+    )
     if equations <= unknowns:
         why = f"{equations} equations are no more than the {unknowns} unknowns of {s} samples, whatever fits"
     elif not best.sharpness > FLAT:
