@@ -46,7 +46,7 @@ def stationary(x: Tensor, b: Tensor, alpha: int, starts: int = 400, seed: int = 
 
     f(v) = mu v, |v| = 1  ->  w = (sqrt(alpha) |mu|)^(-1 / (alpha - 1)) v,  a = sign(mu) |w| / sqrt(alpha)
 
-    with f(v) = sum_i b_i (x_i . v)^(alpha - 1) x_i. Newton starts at signed sums of samples, which are the eigenvectors
+    with f(v) = sum_i b_i (x_i . v)^(alpha - 1) x_i. Newton starts at signed sums of samples, the eigenvectors
     of orthonormal samples, and at random points.
 
     Args:
