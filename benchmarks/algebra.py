@@ -401,7 +401,7 @@ def queried(victim: Victim) -> Field:
     """The gradient of the mean squared loss at the initial weights, as one query returns it."""
     evidence, spec = victim.evidence, victim.evidence.input
     assert evidence.init is not None and evidence.chain is not None
-    params = {k: p.double().requires_grad_() for k, p in evidence.init.items()}
+    params = {k: p.double().clone().requires_grad_() for k, p in evidence.init.items()}
     out = evidence.forward(params, spec.encode(victim.truth.train).double())
     loss = (out[:, 0] - victim.split.train.y).square().mean()
     gradients = torch.autograd.grad(loss, list(params.values()))

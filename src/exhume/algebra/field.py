@@ -92,7 +92,7 @@ def from_weights(
         units: indices of the neurons to use, all by default.
     """
     name, bias = chain.weights[0], chain.biases[0]
-    gain = torch.stack([p[chain.weights[1]].double() for p in nodes])
+    gain = torch.stack([p[chain.weights[1]].detach().double() for p in nodes])
     if gain.shape[1] != 1:
         raise MissingEvidence(
             f"the field of samples needs a network of one output, but this one has {gain.shape[1]};"
@@ -100,8 +100,8 @@ def from_weights(
         )
 
     def rows(params: Mapping[str, Tensor]) -> Tensor:
-        weight = params[name].double()
-        return weight if bias is None else torch.cat([weight, params[bias].double()[:, None]], 1)
+        weight = params[name].detach().double()
+        return weight if bias is None else torch.cat([weight, params[bias].detach().double()[:, None]], 1)
 
     keep = torch.arange(gain.shape[2]) if units is None else units
     gain, points = gain[:, 0, keep], torch.stack([rows(p)[keep] for p in nodes])

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exhume.algebra.field import Field
 from exhume.algebra.interpolation import Interpolant, componentwise, gradient_field, slices
-from exhume.algebra.pencil import directions
+from exhume.algebra.pencil import Directions, directions
 from exhume.algebra.polynomial import count
 from exhume.algebra.reduction import Reduced
 
@@ -107,6 +107,12 @@ def identify(reduced: Reduced, degrees: Sequence[int], found: Interpolation | No
     )
 
 
+def _allowed(interpolant: Interpolant, pencil: Directions) -> float:
+    """Off-diagonal energy that noise in the values explains: it grows through interpolation and pencil."""
+    grown = 10 * (interpolant.noise or 0.0) * pencil.condition / interpolant.margin
+    return min(max(grown**2, OFF[0]), OFF[1])
+
+
 def _hope(equations: int, samples: int, degrees: Sequence[int]) -> str:
     """What too few equations for the tensor mean for the samples."""
     unknowns = samples * samples + (samples if len(degrees) > 1 else 0)
@@ -124,6 +130,8 @@ def _verdict(reduced: Reduced, degrees: Sequence[int], found: Interpolation) -> 
         return NOT, "degree 1: any samples with the same weighted sum fit the weights"
     if degree == 2:
         return NOT, "degree 2: the weights fix X diag(b) X' alone, and that factorisation is not unique"
+    if m <= q:
+        return NOT, f"{m} neurons cannot show whether there are more than {m} samples"
     best = found.best
     tensor = sum(count(r, k) for k in degrees)
     if m * r < tensor:
@@ -137,8 +145,10 @@ def _verdict(reduced: Reduced, degrees: Sequence[int], found: Interpolation) -> 
         lack = f"{m} neurons give {best.rank} independent equations for the {best.unknowns} numbers of the tensor"
         return NOT, f"{lack}{_hope(best.rank, q, degrees)}"
     where = f"{m} neurons determine the tensor in {r} dimensions"
+    if r < q:
+        return PARTIAL, f"{where}, but there are at least {q} samples, the rank of the values"
     pencil = directions(slices(best, 0))
-    if pencil is None or pencil.off > min(max((best.noise or 0.0) / best.margin, OFF[0] ** 0.5) ** 2, OFF[1]):
+    if pencil is None or pencil.off > _allowed(best, pencil):
         return PARTIAL, (
             f"{where}, but {r} independent samples do not explain it: there are more samples than dimensions, or they"
             " are dependent"

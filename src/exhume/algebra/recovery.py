@@ -21,7 +21,7 @@ from exhume.algebra.identifiability import (
 from exhume.algebra.interpolation import slices
 from exhume.algebra.pencil import Directions, directions
 from exhume.algebra.polish import FLAT, Fit, Model, polish
-from exhume.algebra.polynomial import Slope, slope_of
+from exhume.algebra.polynomial import slope_of
 from exhume.algebra.reduction import Reduced, reduce
 from exhume.algebra.search import Searched, search
 
@@ -123,6 +123,8 @@ def recover(
     found = search(model, basis.shape[1], samples, noise, seed, starts, stop, [] if fit is None else [fit])
     if found is None:
         return nothing
+    if sum(len(f.steps) for f in fields) <= basis.shape[1]:  # samples may reach beyond what so few steps span
+        found = replace(found, stable=torch.zeros_like(found.stable), why=told.reason)
     certified = found.stable & (found.fit.deviation < MOVABLE)
     return _lift(
         replace(nothing, identifiability=_softened(told, found)),
@@ -178,15 +180,17 @@ def _closed_form(
 ) -> tuple[Directions | None, Fit | None]:
     """Pencil and polish, in y coordinates; None where a step has no answer."""
     interpolants = [i.best for i in interpolations if i.best is not None]
-    if not interpolants:
+    r, q = reduced[0].chart.shape
+    if (
+        not interpolants or r < q
+    ):  # at least q samples, which r < q dimensions of the points do not tell apart
         return None, None
     stack = torch.cat([slices(one, seed + k) for k, one in enumerate(interpolants)])
-    r = stack.shape[1]
     found = directions(stack, None if samples is None else min(samples, r))
     if found is None:
         return None, None
     white = scale(reduced[0], found.z, degrees, c)
-    y = _values_lift(reduced[0], model.slope, white)
+    y = torch.linalg.solve(reduced[0].chart, white.T).T
     if not bool(torch.isfinite(y).all()):
         return found, None
     return found, polish(model, y)
@@ -199,11 +203,9 @@ def scale(reduced: Reduced, z: Tensor, degrees: Sequence[int], c: Sequence[float
     give rho^(q'-q); one degree leaves rho = 1.
     """
     if reduced.last is not None:
-        inverse = torch.linalg.pinv(reduced.chart)
-        if len(reduced.chart) == len(reduced.last):
-            along = z @ (inverse.T @ reduced.last)
-            along = torch.where(along.abs() < 1e-6 * along.abs().max(), 1e-6 * along.abs().max(), along)
-            return z / along[:, None]
+        along = z @ torch.linalg.solve(reduced.chart.T, reduced.last)
+        floor = 1e-6 * along.abs().max()
+        return z / torch.where(along.abs() < floor, floor, along)[:, None]
     if len(degrees) < 2:
         return z
     beta = coefficients_by_degree(reduced, z, degrees)
@@ -233,19 +235,6 @@ def _ratio(beta: Tensor, degrees: Sequence[int], c: Sequence[float]) -> float:
     ratio = above / below if below else 1.0
     size = abs(ratio) ** (1 / step)
     return size if step % 2 == 0 or ratio > 0 else -size
-
-
-def _values_lift(reduced: Reduced, slope: Slope, white: Tensor) -> Tensor:
-    """y [s, q] from x' = chart y [s, r]: inverted where the chart is square, else from the values, linear in b y."""
-    chart = reduced.chart
-    if chart.shape[0] == chart.shape[1]:
-        return torch.linalg.solve(chart, white.T).T
-    middle = reduced.white.middle()
-    acts = slope.first(middle.points[0] @ white.T) * middle.gain[0][:, None]
-    by = torch.linalg.lstsq(acts, reduced.field.steps, driver="gelsd").solution
-    b = ((by @ chart.T) * white).sum(1) / white.square().sum(1)
-    y = by / b[:, None]
-    return y if reduced.last is None else y / (y @ reduced.last)[:, None]
 
 
 def _noise(interpolations: Sequence[Interpolation]) -> float | None:
