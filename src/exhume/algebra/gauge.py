@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exhume.evidence import Evidence
 
-TOUCHING = 0.05  # share of the features that may lie outside their range when a sample is made to fill it
+TOUCHING = 0.02  # share of the features that may lie outside their range when a sample is made to fill it
 BLUR = 0.05  # relative width of what counts as touching
 WIDE = 0.1  # a bound nearer to the mean than this share of the range says little about scale
 
@@ -112,9 +112,18 @@ def fill(x: Tensor, box: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
     reach = min(int(TOUCHING * int(told.sum())), x.shape[1] - 1)
     first = ratio.sort(dim=1).values[:, reach, None]
     near = (ratio < first * (1 + 2 * BLUR)) & (ratio > first * (1 - BLUR))
-    t = torch.where(near, ratio, torch.nan).nanmedian(dim=1).values
+    t = torch.stack([_densest(row[at]) for row, at in zip(ratio, near, strict=True)])
     usable = torch.isfinite(t)
     return torch.where(usable, t, 1.0), near.double().mean(1) * usable
+
+
+def _densest(values: Tensor) -> Tensor:
+    """Centre of the shortest interval that holds a quarter of the values [k]; infinite without any."""
+    if len(values) == 0:
+        return values.new_tensor(torch.inf)
+    ordered, part = values.sort().values, len(values) // 4
+    start = int((ordered[part:] - ordered[: len(ordered) - part]).argmin())
+    return ordered[start : start + part + 1].median()
 
 
 def overflow(x: Tensor, box: tuple[Tensor, Tensor]) -> Tensor:

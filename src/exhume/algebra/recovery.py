@@ -27,7 +27,8 @@ from exhume.algebra.search import Searched, search
 
 MOVABLE = 0.1  # relative standard deviation above which a sample is not pinned down
 EXCESS = 3.0  # times the noise of the interpolation that samples may leave unexplained
-UNEXPLAINED = 0.3  # relative residual above which the equations do not describe the weights
+EXACT = 1e-8  # relative residual that counts as zero
+UNEXPLAINED = 0.15  # relative residual above which samples may be displaced too far to be certified
 
 
 @dataclass(frozen=True, eq=False)
@@ -110,11 +111,12 @@ def recover(
     noise = _noise(interpolations)
     if fit is not None and told.verdict == IDENTIFIABLE:
         explains = (
-            fit.residual <= max(EXCESS * noise, 1e-8) if noise is not None else fit.residual < UNEXPLAINED
+            fit.residual <= max(EXCESS * noise, EXACT) if noise is not None else fit.residual < UNEXPLAINED
         )
-        if explains and fit.residual < UNEXPLAINED:
-            sharp = fit.sharpness > FLAT
-            certified = (fit.deviation < MOVABLE) & sharp
+        if explains:
+            # What the field itself misses displaces samples by about as much, all at once, unlike noise.
+            sound = fit.sharpness > FLAT and fit.residual < UNEXPLAINED
+            certified = (fit.deviation < MOVABLE) & sound
             why = (
                 f"{told.reason}; the samples leave {fit.residual:.1e} of the equations unexplained, and"
                 f" {int(certified.sum())} of {len(certified)} are pinned down"

@@ -16,6 +16,7 @@ SAME = 0.99  # cosine above which two directions are one sample
 AGAIN = 0.8  # share of the good runs that a sample must reappear in
 HELPS = 0.7  # one more sample must lower the residual at least to this share
 ENOUGH = 5  # good runs after which no more are needed
+EVALUATIONS = 300  # of one start
 FEWEST = 3  # good runs without which nothing can be called stable
 
 
@@ -78,7 +79,7 @@ def search(
         for _ in range(starts):
             if stop():
                 break
-            fits.append(polish(model, start(model, s, dimension, generator), None, 300, 1e-10))
+            fits.append(polish(model, start(model, s, dimension, generator), None, EVALUATIONS, 1e-10))
             if sum(fit.residual <= floor for fit in fits) >= ENOUGH:
                 break
         if not fits:
