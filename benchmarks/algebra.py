@@ -373,7 +373,7 @@ def plot(path: Path, lines: Sequence[Row]) -> None:
         axis.set_xlabel("relative noise of the values")
         axis.grid(alpha=0.3)
     axes[0][0].set_ylabel("median relative error")
-    axes[0][0].legend(fontsize=7)
+    axes[0][0].legend(fontsize=7, handlelength=3.5)
     figure.tight_layout()
     figure.savefig(path, dpi=130)
     plt.close(figure)
