@@ -25,6 +25,7 @@ from pathlib import Path
 
 import torch
 
+from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
 from exhume.descent import Descent
 from exhume.errors import ExhumeError
@@ -70,7 +71,9 @@ class Cost:
         return max(self.parts, key=lambda name: self.parts[name])
 
 
-def estimate(attack: SpanAttack | Descent, evidence: Evidence, ground: Ground, rows: int = 0) -> Cost:
+def estimate(
+    attack: SpanAttack | Descent | AlgebraAttack, evidence: Evidence, ground: Ground, rows: int = 0
+) -> Cost:
     """Estimate what an attack will allocate, by the formulas above; nothing is allocated.
 
     Args:
@@ -81,6 +84,8 @@ def estimate(attack: SpanAttack | Descent, evidence: Evidence, ground: Ground, r
     """
     if isinstance(attack, Descent):
         return _descent(attack, evidence, ground, rows)
+    if isinstance(attack, AlgebraAttack):
+        return _closed_form(attack, evidence, ground, rows)
     chain, nodes = evidence.chain, len(attack.equation.nodes)
     total = sum(p.numel() for p in evidence.final.values())
     widths = [] if chain is None else [evidence.final[name].shape[0] for name in chain.weights]
@@ -134,6 +139,21 @@ def _descent(attack: Descent, evidence: Evidence, ground: Ground, rows: int) -> 
     return Cost(
         parts, 6.0 * m * nodes * total, m, ground.space.dim if attack.rows else d, "fewer [attack] samples"
     )
+
+
+def _closed_form(attack: AlgebraAttack, evidence: Evidence, ground: Ground, rows: int) -> Cost:
+    """The Gram matrix of as many kernel rows as there are neurons, and its eigenvalues."""
+    total = sum(p.numel() for p in evidence.final.values())
+    n = attack.samples or (ground.first.rank if ground.first is not None else 0)
+    chain = evidence.chain
+    width = 0 if chain is None else evidence.final[chain.weights[0]].shape[0]
+    size = float(min(width, 2000) * ground.space.dim)
+    parts = {
+        "weights": 4.0 * total,
+        "closed form": 4.0 * total + 2.0 * size * width,
+        "distances": 6.0 * rows * n,
+    }
+    return Cost(parts, float(width) ** 2 * ground.space.dim, n, ground.space.dim, "a narrower network")
 
 
 def refuse(

@@ -19,6 +19,16 @@ def identity(u: Tensor) -> Tensor:
     return u
 
 
+def quadratic(u: Tensor) -> Tensor:
+    """Return u^2."""
+    return u * u
+
+
+def cubic(u: Tensor) -> Tensor:
+    """Return u^3."""
+    return u * u * u
+
+
 ACTIVATIONS: dict[str, Elementwise] = {
     "identity": identity,
     "relu": F.relu,
@@ -30,6 +40,8 @@ ACTIVATIONS: dict[str, Elementwise] = {
     "softplus": F.softplus,
     "elu": F.elu,
     "selu": F.selu,
+    "quadratic": quadratic,
+    "cubic": cubic,
 }
 
 

@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
+from exhume.algebra.examine import Examination, examine
+from exhume.algebraic import AlgebraAttack
 from exhume.ambiguity import ambiguity, count_samples
 from exhume.descent import Descent
 from exhume.evidence import Evidence
@@ -83,6 +85,7 @@ class Inspection:
         hermite: degrees of the first hidden activation; None if the model is no dense network with a hidden layer.
         regimes: equations against unknowns; empty where they cannot be counted, and a finding says why.
         ambiguities: what the equations cannot tell; empty if the model is no dense network.
+        closed_form: whether the weights determine the samples of a polynomial network, and by which ranks.
     """
 
     layers: tuple[tuple[str, tuple[int, ...], int], ...]
@@ -101,6 +104,7 @@ class Inspection:
     hermite: Degrees | None
     regimes: tuple[Regime, ...]
     ambiguities: tuple[Untold, ...]
+    closed_form: Examination
 
 
 def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
@@ -123,6 +127,9 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
     if lazy is not None:
         findings.append(f"training changed the weights by {lazy:.3g} of their norm")
     findings += _uncounted(evidence, n, samples)
+    closed_form = examine(evidence)
+    if closed_form.identifiability is not None:
+        findings.append(closed_form.sentence)
     attacks = []
     for name, entry in ATTACKS.items():
         attack = entry.preset(samples)
@@ -130,6 +137,8 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
         how = "one sample at a time in the column space" if reduced else "jointly, from random starts"
         if isinstance(attack, Descent):
             how = f"by one descent of {attack.steps:,} steps"
+        if isinstance(attack, AlgebraAttack):
+            how = "in closed form, where ranks allow"
         if samples is None and (first is None or first.rank == 0):
             how += ", if the number of samples is given ([attack] samples)"
         attacks.append(
@@ -152,6 +161,7 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
         hermite=_degrees(evidence, ground),
         regimes=regimes(evidence, ground, samples),
         ambiguities=_untold(evidence, ground, samples),
+        closed_form=closed_form,
     )
 
 

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
 from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Momentum, Solved
 from exhume.equations.column import Column
 from exhume.equations.span import EquationWeights, Span
 from exhume.moves.polish import Polish
 
-Attack = SpanAttack | Descent
+Attack = SpanAttack | Descent | AlgebraAttack
 LOO_STEPS = 80_001  # of the published code
 
 
@@ -34,6 +35,15 @@ def exhume(samples: int | None = None) -> SpanAttack:
         polish=Polish(),
         samples=samples,
     )
+
+
+def algebra(samples: int | None = None) -> AlgebraAttack:
+    """Recover the samples of a polynomial two-layer network in closed form, where the weights determine them.
+
+    Args:
+        samples: number of training samples, if known.
+    """
+    return AlgebraAttack(samples=samples)
 
 
 def loo(samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS) -> Descent:
@@ -143,6 +153,12 @@ ATTACKS: dict[str, Entry] = {
         "this project",
         "initial and final weights",
         "any; far stronger on dense networks trained by SGD with fewer samples than input features",
+    ),
+    "algebra": Entry(
+        algebra,
+        "this project, after Shen et al. 2026",
+        "initial and final weights, or final weights at a stationary point",
+        "two layers of one output with a polynomial activation of degree 3 or more",
     ),
     "loo": Entry(
         loo,

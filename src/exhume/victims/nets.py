@@ -6,9 +6,43 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from exhume.errors import ModelError, nearest
+
+
+class Polynomial(nn.Module):
+    """The activation c_0 + c_1 t + c_2 t^2 + ...
+
+    Args:
+        c: its coefficients.
+    """
+
+    def __init__(self, c: Sequence[float]) -> None:
+        super().__init__()
+        self.c = tuple(c)
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Return the polynomial of each entry."""
+        out = torch.zeros_like(t)
+        for value in reversed(self.c):
+            out = out * t + value
+        return out
+
+
+class Quadratic(Polynomial):
+    """The activation t^2."""
+
+    def __init__(self) -> None:
+        super().__init__((0.0, 0.0, 1.0))
+
+
+class Cubic(Polynomial):
+    """The activation t^3."""
+
+    def __init__(self) -> None:
+        super().__init__((0.0, 0.0, 0.0, 1.0))
+
 
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,
@@ -21,6 +55,8 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "softplus": nn.Softplus,
     "elu": nn.ELU,
     "selu": nn.SELU,
+    "quadratic": Quadratic,
+    "cubic": Cubic,
 }
 
 
