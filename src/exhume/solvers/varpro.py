@@ -11,6 +11,11 @@ from torch import Tensor
 
 from exhume.solvers.base import P, Problem, Progress, Solution
 
+TRIES, LEAST = (
+    14,
+    1e-8,
+)  # damping can rise from its least to 4^14 times that, a gradient step, before a solve gives up
+
 
 @dataclass(frozen=True)
 class VarPro:
@@ -23,7 +28,7 @@ class VarPro:
 
     Args:
         iterations: most accepted steps.
-        damping: first damping; divided by 5 on success, times 2, 4, 8, ... on failures in a row (Nielsen 1999).
+        damping: first damping; divided by 5 on success, times 4 on failure.
         tolerance: stop after three steps in a row whose relative decrease is below this.
         floor: stop when the loss is below this.
         dense_limit: up to this many unknowns the normal equations are solved densely, beyond by CG.
@@ -45,17 +50,17 @@ class VarPro:
         trace, damping, small = [point.loss], self.damping, 0
         for step in range(1, self.iterations + 1):
             solve = self._system(problem, point)
-            for failure in range(1, 13):
+            for _ in range(TRIES):
                 trial = problem.at(problem.space.retract(point.z + solve(damping)))
                 if trial.loss < point.loss:
                     break
-                damping *= 2**failure
+                damping *= 4
                 if progress is not None and progress(point.loss):
                     return Solution(point, "stopped", "The budget ran out.", step, tuple(trace))
             else:
                 return Solution(point, "stalled", "No step lowered the loss.", step, tuple(trace))
             gain = (point.loss - trial.loss) / point.loss
-            point, damping = trial, max(damping / 5, 1e-12)
+            point, damping = trial, max(damping / 5, LEAST)
             trace.append(point.loss)
             if progress is not None and progress(point.loss):
                 return Solution(point, "stopped", "The budget ran out.", step, tuple(trace))
