@@ -13,6 +13,7 @@ from exhume.change import Decay
 from exhume.equations.span import EquationWeights, Span
 from exhume.evidence import Evidence, InputSpec
 from exhume.spaces import full, subspace
+from exhume.victims.nets import Polynomial
 
 
 class ReluTanh(nn.Module):
@@ -23,6 +24,7 @@ class ReluTanh(nn.Module):
 
 
 ACTIVATIONS = {
+    "cubic": lambda: Polynomial((0.0, 0.0, 0.0, 1.0)),
     "relu": nn.ReLU,
     "tanh": nn.Tanh,
     "softplus": nn.Softplus,

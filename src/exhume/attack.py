@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from exhume.ambiguity import ambiguity
 from exhume.candidates import Candidates
@@ -105,6 +106,7 @@ class SpanAttack:
         seed: int = 0,
         budget: float | None = None,
         observer: Observer | None = None,
+        start: Tensor | None = None,
     ) -> Reconstruction:
         """Reconstruct samples from the evidence alone.
 
@@ -113,6 +115,7 @@ class SpanAttack:
             seed: of the random starts.
             budget: seconds after which the best result so far is returned.
             observer: told about progress.
+            start: model inputs to start from beside random ones [k, d], as another attack found them.
 
         Raises:
             MissingEvidence: the evidence lacks something; all gaps are named.
@@ -126,10 +129,12 @@ class SpanAttack:
         clock = Clock(budget, observer)
         ground = survey(evidence)
         notes = list(ground.notes)
+        # The witness must not have been told what to find.
+        begin = ground.space.retract(ground.space.coordinates(_rows(start, evidence)))
         # Two searches from other starts on other equations: the better one is reported, the other bears witness.
         searches = [
-            self._find(evidence, ground, split(evidence, self.equation.layers, self.held_out, s), s, part)
-            for s, part in ((seed, clock.part(0.5)), (seed + WITNESS, clock))
+            self._find(evidence, ground, split(evidence, self.equation.layers, self.held_out, s), s, part, z)
+            for s, part, z in ((seed, clock.part(0.5), begin), (seed + WITNESS, clock, begin[:0]))
             if s == seed or not clock.expired
         ]
         found = max(searches, key=lambda search: (search.distinct, -search.point.loss))
@@ -216,7 +221,13 @@ class SpanAttack:
         return found
 
     def _find(
-        self, evidence: Evidence, ground: Ground, parts: tuple[Part, Part] | None, seed: int, clock: Clock
+        self,
+        evidence: Evidence,
+        ground: Ground,
+        parts: tuple[Part, Part] | None,
+        seed: int,
+        clock: Clock,
+        begin: Tensor,
     ) -> Search:
         """Search and joint fit on the first part of the equations, or on all."""
         generator = torch.Generator().manual_seed(seed)
@@ -224,7 +235,7 @@ class SpanAttack:
         objective = self._objective(evidence, ground, part)
         smooth = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
         if self.column is not None and ground.reduced and smooth:
-            found, runs = self._one_at_a_time(evidence, ground, part, objective, generator, clock)
+            found, runs = self._one_at_a_time(evidence, ground, part, objective, generator, clock, begin)
             if found is not None:
                 how = "samples were sought one at a time in the column space of the first-layer change"
                 return Search(found[2], found[0], tuple(runs), how, parts)
@@ -253,6 +264,7 @@ class SpanAttack:
             generator,
             lambda loss: clock.tick("joint fit", loss),
             lambda done: clock.tick(f"random start {done} of {restart.starts}", None),
+            begin,
         )
         return Search(point, 0, tuple(runs), how, parts)
 
@@ -281,6 +293,7 @@ class SpanAttack:
         objective: Objective,
         generator: torch.Generator,
         clock: Clock,
+        begin: Tensor,
     ) -> tuple[tuple[int, float, Point] | None, list[Solution[Point]]]:
         """Column search, joint fit, and repair of candidates that the fit spoiled or the search missed.
 
@@ -292,7 +305,7 @@ class SpanAttack:
         probe = space.random(64, ground.norm, generator)
         typical = column.bind(evidence, first, space, None).typical(probe)
         stages = [column.bind(evidence, first, space, s / typical, units) for s in self.sharpness]
-        known = space.coordinates(first.exclusive)
+        known = torch.cat([space.coordinates(first.exclusive), begin])
         known = known[stages[-1].relative(known, probe) < self.search.accept] if len(known) else known
         best: tuple[int, float, Point] | None = None
         runs: list[Solution[Point]] = []
@@ -362,3 +375,9 @@ class SpanAttack:
             expected=self.samples,
             ambiguity=ambiguity(evidence, self.equation.layers, self.samples, ground),
         )
+
+
+def _rows(start: Tensor | None, evidence: Evidence) -> Tensor:
+    """Model inputs to start from, [k, d] in float64; none if none are given."""
+    size = evidence.input.size
+    return torch.zeros(0, size).double() if start is None else start.double().reshape(-1, size)

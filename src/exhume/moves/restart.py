@@ -39,6 +39,7 @@ class MultiStart:
         generator: torch.Generator,
         progress: Progress,
         stop: Callable[[int], bool],
+        begin: Tensor | None = None,
     ) -> tuple[Point, list[Solution[Point]]]:
         """Return the best pruned and pooled point, and every solution.
 
@@ -50,11 +51,14 @@ class MultiStart:
             generator: source of the starts.
             progress: called with the loss after each step.
             stop: called with the number of starts done; True ends the move.
+            begin: coordinates that the first start holds beside random ones [k, q].
         """
         m = max(round(self.surplus * samples), samples + 1)
         solutions: list[Solution[Point]] = []
         for s in range(self.starts):
             z = objective.space.random(m, norm, generator)
+            if begin is not None and s == 0:
+                z = torch.cat([begin, z])[:m]
             solutions.append(solver.minimise(objective, z, progress))
             if stop(s + 1) or solutions[-1].point.loss < self.exact:
                 break
