@@ -16,7 +16,7 @@ demo: install
 	$(BIN)/exhume demo --out exhume-demo --force
 
 test: install
-	$(BIN)/ruff check src tests benchmarks
-	$(BIN)/ruff format --check src tests benchmarks
+	$(BIN)/ruff check src tests benchmarks experiments
+	$(BIN)/ruff format --check src tests benchmarks experiments
 	$(BIN)/mypy
 	$(BIN)/python -m pytest
