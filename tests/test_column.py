@@ -139,10 +139,10 @@ def test_the_curvature_is_that_of_the_residual_it_squares():
     bound, space = bind(evidence)
     z = space.coordinates(x) + 0.3 * draw(N, space.dim, seed=6)
     here = bound.expand(z)
-    _, mixture = bound._best_mixture(z)
+    _, mixture = bound.best_mixture(z)
 
     def residual(one, e):
-        signal = e @ bound._signals(one[None])[0]
+        signal = e @ bound.vectors.at(one[None])[0]
         signal = signal / signal.norm()
         return signal - bound.columns @ (bound.columns.T @ signal)
 
@@ -219,8 +219,9 @@ def test_a_dead_candidate_scores_one_and_breaks_nothing():
     """No unit is active there, so no signal exists at any node."""
     evidence, x = still()
     bound, space = bind(evidence, smoothing=30.0)
-    shut = [dataclasses.replace(v, biases=(v.biases[0] - 100.0, *v.biases[1:])) for v in bound.nodes]
-    dead = dataclasses.replace(bound, nodes=tuple(shut))
+    nodes = bound.vectors.nodes
+    shut = [dataclasses.replace(v, biases=(v.biases[0] - 100.0, *v.biases[1:])) for v in nodes]
+    dead = dataclasses.replace(bound, vectors=dataclasses.replace(bound.vectors, nodes=tuple(shut)))
     z = space.coordinates(x)
     torch.testing.assert_close(dead.score(z), torch.ones(N, dtype=torch.float64))
     here = dead.expand(z)

@@ -11,7 +11,8 @@ from exhume.equations.column import Column
 from exhume.equations.span import Span
 from exhume.moves.prune import importance, merge, prune
 from exhume.moves.restart import MultiStart
-from exhume.moves.search import ColumnSearch
+from exhume.moves.search import SubspaceSearch
+from exhume.moves.single import Stages
 from exhume.objective import Objective
 from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
@@ -243,7 +244,8 @@ def stages_of(evidence):
     column, space, first = Column(), ground.space, ground.first
     probe = space.random(64, ground.norm, generator(1))
     typical = column.bind(evidence, first, space, None).typical(probe)
-    return [column.bind(evidence, first, space, s / typical) for s in (6.0, 10.0, 16.0)], ground
+    sought = tuple(column.bind(evidence, first, space, s / typical) for s in (6.0, 10.0, 16.0))
+    return Stages(sought, sought[-1]), ground
 
 
 @pytest.mark.parametrize("seed", range(2))
@@ -252,7 +254,7 @@ def test_the_search_finds_every_digit(seed):
     victim = digits()
     stages, ground = stages_of(victim.evidence)
     nothing = torch.zeros(0, ground.space.dim, dtype=torch.float64)
-    z = ColumnSearch().run(stages, ground.space, ground.norm, nothing, generator(seed), go_on)
+    z = SubspaceSearch().run(stages, ground.space, ground.norm, nothing, generator(seed), go_on)
     assert len(z) == 8
     u = victim.evidence.input.encode(victim.truth.train).flatten(1)
     assert float(distance(ground.space.expand(z), u).max()) < 0.1
@@ -266,7 +268,7 @@ def test_the_search_keeps_what_is_known_and_finds_the_rest():
     stages, ground = stages_of(victim.evidence)
     u = victim.evidence.input.encode(victim.truth.train).flatten(1)
     known = ground.space.coordinates(u[:5])
-    z = ColumnSearch().run(stages, ground.space, ground.norm, known, generator(), go_on)
+    z = SubspaceSearch().run(stages, ground.space, ground.norm, known, generator(), go_on)
     assert len(z) == 8
     assert float(distance(ground.space.expand(z), u).max()) < 0.1
 
@@ -276,7 +278,7 @@ def test_a_search_with_all_samples_known_does_nothing():
     stages, ground = stages_of(victim.evidence)
     known = ground.space.coordinates(victim.evidence.input.encode(victim.truth.train).flatten(1))
     assert torch.equal(
-        ColumnSearch().run(stages, ground.space, ground.norm, known, generator(), go_on), known
+        SubspaceSearch().run(stages, ground.space, ground.norm, known, generator(), go_on), known
     )
 
 
@@ -290,7 +292,7 @@ def test_a_search_can_be_stopped():
         calls.append(told)
         return True
 
-    z = ColumnSearch().run(stages, ground.space, ground.norm, nothing, generator(), stop)
+    z = SubspaceSearch().run(stages, ground.space, ground.norm, nothing, generator(), stop)
     assert len(calls) == 1
     assert len(z) < 8
 
@@ -300,6 +302,6 @@ def test_the_search_is_exact_where_signals_did_not_move():
     planted = planted_span((12, 60, 1), "tanh", n=N, node=0.0)
     stages, ground = stages_of(planted.evidence)
     nothing = torch.zeros(0, ground.space.dim, dtype=torch.float64)
-    z = ColumnSearch().run(stages, ground.space, ground.norm, nothing, generator(), go_on)
+    z = SubspaceSearch().run(stages, ground.space, ground.norm, nothing, generator(), go_on)
     assert float(distance(ground.space.expand(z), planted.x).max()) < 1e-3
     assert decay_factor(planted.evidence).weight == 1.0

@@ -14,6 +14,7 @@ from exhume.candidates import Candidates
 from exhume.certificate import Certificate, certify
 from exhume.clock import Clock, Observer
 from exhume.equations.column import Column
+from exhume.equations.feature import Feature
 from exhume.equations.fold import fold
 from exhume.equations.part import Part, split
 from exhume.equations.recipe import dynamics, gaps, unknowns
@@ -24,8 +25,9 @@ from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
 from exhume.moves.refine import refine
 from exhume.moves.restart import MultiStart
-from exhume.moves.search import ColumnSearch
+from exhume.moves.search import SubspaceSearch
 from exhume.moves.sharpen import Sharpen, estimated, fitted, signs
+from exhume.moves.single import ByFeatures, BySignals, Single, jointly
 from exhume.objective import Objective, Point
 from exhume.reconstruction import Reconstruction
 from exhume.solvers.base import Solution
@@ -46,6 +48,7 @@ class Search:
         runs: every solution on the way.
         how: how it went, as a sentence.
         parts: the equations used and those left out, or None if all were used.
+        single: the equation they were found by, or None for random starts.
     """
 
     point: Point
@@ -53,6 +56,7 @@ class Search:
     runs: tuple[Solution[Point], ...]
     how: str
     parts: tuple[Part, Part] | None
+    single: Single | None
 
 
 @dataclass(frozen=True)
@@ -62,14 +66,15 @@ class SpanAttack:
     Args:
         name: shown in reports.
         equation: the joint equation.
-        column: the one-at-a-time equation, or None to use random starts only.
+        column: a one-at-a-time equation, or None to do without.
+        feature: another, which is preferred where it applies, or None to do without.
         solver: of the joint equation.
-        search: of the column equation.
-        restart: random starts, where the column equation does not apply.
+        search: of the one-at-a-time equation.
+        restart: random starts, where no one-at-a-time equation applies.
         samples: number of samples, if known; the rank of the first-layer change serves otherwise.
         box: weight of the penalty on features outside their range.
         priors: further penalties.
-        repairs: times that candidates which fail the column equation are replaced after the joint fit.
+        repairs: times that candidates which fail the one-at-a-time equation are replaced after the joint fit.
         sharpen: what a second fit uses besides the equation, or None for no second fit.
         polish: refinement by simulated training, where the recipe is known; None for none.
         held_out: share of the hidden units left out of search and fit, and predicted for the certificate.
@@ -79,8 +84,9 @@ class SpanAttack:
     name: str
     equation: Span
     column: Column | None
+    feature: Feature | None = None
     solver: VarPro = VarPro()
-    search: ColumnSearch = ColumnSearch()
+    search: SubspaceSearch = SubspaceSearch()
     restart: MultiStart = MultiStart()
     samples: int | None = None
     box: float = 1e-2
@@ -131,9 +137,12 @@ class SpanAttack:
         notes = list(ground.notes)
         # The witness must not have been told what to find.
         begin = ground.space.retract(ground.space.coordinates(_rows(start, evidence)))
+        single = self.single(evidence, ground)
         # Two searches from other starts on other equations: the better one is reported, the other bears witness.
         searches = [
-            self._find(evidence, ground, split(evidence, self.equation.layers, self.held_out, s), s, part, z)
+            self._find(
+                evidence, ground, single, split(evidence, self.equation.layers, self.held_out, s), s, part, z
+            )
             for s, part, z in ((seed, clock.part(0.5), begin), (seed + WITNESS, clock, begin[:0]))
             if s == seed or not clock.expired
         ]
@@ -144,7 +153,7 @@ class SpanAttack:
             notes.append(
                 f"{len(point.z)} candidates were found, fewer than the {ground.first.rank} samples there must be"
             )
-        seen = ground.first.rank if ground.reduced and ground.first is not None else self.samples
+        seen = self.samples if single is None else single.samples
         if self.samples is not None and self.samples != seen:
             notes.append(
                 f"{self.samples} samples were stated, but the first-layer change shows {seen}: as many as it shows"
@@ -152,13 +161,12 @@ class SpanAttack:
             )
         # The final fit uses all equations; what it rests on was decided without the held-out ones.
         everything = self._objective(evidence, ground, None)
-        final = self._solver(evidence).minimise(
-            everything, point.z, lambda loss: clock.tick("final fit", loss)
-        )
+        place = jointly if found.single is None else found.single.fit
+        final = place(everything, point.z, None, self._solver(evidence), partial(clock.tick, "final fit"))
         if self.sharpen is not None and not clock.expired:
             everything = self._sharpened(self.sharpen, evidence, ground, everything, final.point)
             final = self._solver(evidence).minimise(
-                everything, final.point.z, lambda loss: clock.tick("second fit", loss)
+                everything, final.point.z, partial(clock.tick, "second fit")
             )
         certificate = None
         if found.parts is not None:
@@ -168,12 +176,12 @@ class SpanAttack:
                 others.append(ground.first.exclusive)
             witnesses = torch.cat([point.z.new_zeros(0, evidence.input.size), *others])
             certificate = certify(evidence, fit, held, point.z, everything, final.point, witnesses)
-        polished = self._polish(evidence, ground, final.point, notes, clock)
+        polished = self._polish(evidence, ground, found.single, final.point, notes, clock)
         if polished is not None:
             before, after = (ground.space.expand(z) for z in (final.point.z, polished.z))
             moved = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
             if certificate is not None:
-                certificate = certificate.polished(polished.gap / polished.before, moved)
+                certificate = certificate.polished(polished.left, moved)
             final = replace(final, point=everything.at(polished.z))
         runs = [run for search in searches for run in search.runs]
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
@@ -195,7 +203,13 @@ class SpanAttack:
         return found if term is None else replace(found, terms=(*terms, term))
 
     def _polish(
-        self, evidence: Evidence, ground: Ground, point: Point, notes: list[str], clock: Clock
+        self,
+        evidence: Evidence,
+        ground: Ground,
+        single: Single | None,
+        point: Point,
+        notes: list[str],
+        clock: Clock,
     ) -> Polished | None:
         """Refine by simulated training where the recipe is known; say what came of it."""
         if self.polish is None:
@@ -208,8 +222,9 @@ class SpanAttack:
             notes.append(f"training was not simulated, which needs {', '.join(missing)}")
             return None
         space, shape = ground.space, evidence.input.shape
+        polish = self.polish if single is None else single.polish(self.polish)
         found, said = refine(
-            self.polish,
+            polish,
             evidence.recipe,
             lambda part, smoothing: self._objective(evidence, ground, part, smoothing),
             dynamics(evidence.recipe).bind(evidence, space),
@@ -220,10 +235,24 @@ class SpanAttack:
         notes.extend(said)
         return found
 
+    def single(self, evidence: Evidence, ground: Ground) -> Single | None:
+        """The equation that samples are sought by one at a time, or None where there is none."""
+        space, first = ground.space, ground.first if ground.reduced else None
+        if self.feature is not None:
+            samples = max(0 if first is None else first.rank, self.samples or 0)
+            known = self.feature.rows(evidence, ground.decay, space, samples)
+            if known is not None:
+                return ByFeatures(self.feature, evidence, ground.decay, known, space)
+        bent = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
+        if self.column is not None and first is not None and bent:
+            return BySignals(self.column, evidence, first, space, self.sharpness)
+        return None
+
     def _find(
         self,
         evidence: Evidence,
         ground: Ground,
+        single: Single | None,
         parts: tuple[Part, Part] | None,
         seed: int,
         clock: Clock,
@@ -233,12 +262,11 @@ class SpanAttack:
         generator = torch.Generator().manual_seed(seed)
         part = None if parts is None else parts[0]
         objective = self._objective(evidence, ground, part)
-        smooth = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
-        if self.column is not None and ground.reduced and smooth:
-            found, runs = self._one_at_a_time(evidence, ground, part, objective, generator, clock, begin)
+        if single is not None:
+            found, runs = self._one_at_a_time(single, ground, part, objective, generator, clock, begin)
             if found is not None:
-                how = "samples were sought one at a time in the column space of the first-layer change"
-                return Search(found[2], found[0], tuple(runs), how, parts)
+                how = f"samples were sought one at a time in {single.where}"
+                return Search(found[2], found[0], tuple(runs), how, parts, single)
         expected = self.samples or (ground.first.rank if ground.first is not None else 0)
         if not expected:
             raise MissingEvidence(
@@ -266,7 +294,7 @@ class SpanAttack:
             lambda done: clock.tick(f"random start {done} of {restart.starts}", None),
             begin,
         )
-        return Search(point, 0, tuple(runs), how, parts)
+        return Search(point, 0, tuple(runs), how, parts, None)
 
     def _solver(self, evidence: Evidence) -> VarPro:
         """Without structure every column of a dense Jacobian costs a pass through the model: CG from the start."""
@@ -287,7 +315,7 @@ class SpanAttack:
 
     def _one_at_a_time(
         self,
-        evidence: Evidence,
+        single: Single,
         ground: Ground,
         part: Part | None,
         objective: Objective,
@@ -295,18 +323,19 @@ class SpanAttack:
         clock: Clock,
         begin: Tensor,
     ) -> tuple[tuple[int, float, Point] | None, list[Solution[Point]]]:
-        """Column search, joint fit, and repair of candidates that the fit spoiled or the search missed.
+        """Search, joint fit, and repair of candidates that the fit spoiled or the search missed.
 
         Returns the number of distinct samples, the negative loss and the point of the best round; and all solutions.
         """
-        assert self.column is not None and ground.first is not None
-        column, first, space = self.column, ground.first, ground.space
-        units = None if part is None else part.units
+        space, units = ground.space, None if part is None else part.units
         probe = space.random(64, ground.norm, generator)
-        typical = column.bind(evidence, first, space, None).typical(probe)
-        stages = [column.bind(evidence, first, space, s / typical, units) for s in self.sharpness]
-        known = torch.cat([space.coordinates(first.exclusive), begin])
-        known = known[stages[-1].relative(known, probe) < self.search.accept] if len(known) else known
+        stages = single.stages(probe, units)
+        last = stages.sought[-1]
+        known = begin
+        if ground.reduced and ground.first is not None:
+            known = torch.cat([space.coordinates(ground.first.exclusive), begin])
+        known = known[last.relative(known, probe) < self.search.accept] if len(known) else known
+        told = partial(clock.tick, "joint fit")
         best: tuple[int, float, Point] | None = None
         runs: list[Solution[Point]] = []
         for _ in range(self.repairs + 1):
@@ -320,17 +349,15 @@ class SpanAttack:
             )
             if len(z) == 0:
                 break
-            solution = self.solver.minimise(objective, z, lambda loss: clock.tick("joint fit", loss))
+            solution = single.fit(objective, z, units, self.solver, told)
             # The rank is the number of samples while it is below the input size: what is beyond it is spurious.
-            trimmed = weakest_out(objective, solution.point, max(first.rank, self.samples or 0))
+            trimmed = weakest_out(objective, solution.point, max(single.samples, self.samples or 0))
             if len(trimmed.z) < len(solution.point.z):
-                solution = self.solver.minimise(
-                    objective, trimmed.z, lambda loss: clock.tick("joint fit", loss)
-                )
+                solution = single.fit(objective, trimmed.z, units, self.solver, told)
             runs.append(solution)
             point = solution.point
-            kept = stages[-1].distinct(point.z, probe) < self.search.accept
-            missing = stages[-1].without(point.z).missing
+            kept = stages.placed.distinct(point.z, probe) < self.search.accept
+            missing = last.without(point.z).missing
             found = (int(kept.sum()), -point.loss, point)
             best = found if best is None else max(best, found, key=lambda entry: entry[:2])
             if clock.expired or (bool(kept.all()) and missing == 0):

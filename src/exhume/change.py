@@ -160,7 +160,7 @@ def _bias_factor(evidence: Evidence, kappa: float, tolerance: float) -> float:
     weight = chain.weights[0]
     change = evidence.final[weight].double() - kappa * evidence.init[weight].double()
     left, values, _ = torch.linalg.svd(change, full_matrices=False)
-    rank, _ = rank_by_gap(values, _rounding(evidence, change))
+    rank, _ = rank_by_gap(values, rounding(evidence, change, weight))
     columns = left[:, :rank]
     b0, bf = (p[name].double() for p in (evidence.init, evidence.final))
     b0, bf = (b - columns @ (columns.T @ b) for b in (b0, bf))
@@ -168,12 +168,10 @@ def _bias_factor(evidence: Evidence, kappa: float, tolerance: float) -> float:
     return kappa if missed <= tolerance * (1 + float(b0.norm())) else 1.0
 
 
-def _rounding(evidence: Evidence, change: Tensor) -> float:
-    """Largest singular value that rounding the stored first-layer weights can produce."""
-    chain = evidence.chain
-    assert chain is not None
+def rounding(evidence: Evidence, change: Tensor, name: str) -> float:
+    """Largest singular value that rounding the stored weights of one layer can produce in its change."""
     w, d = change.shape
-    size = evidence.final[chain.weights[0]].double().pow(2).mean().sqrt()
+    size = evidence.final[name].double().pow(2).mean().sqrt()
     return float(torch.finfo(evidence.stored_dtype).eps * size * (w**0.5 + d**0.5))
 
 
@@ -200,7 +198,7 @@ def first_layer(evidence: Evidence, decay: Decay) -> FirstLayer:
     joint = bias is not None and decay.weight == decay.bias
     change = torch.cat([weight, bias[:, None]], 1) if bias is not None and joint else weight
     left, values, right = torch.linalg.svd(change, full_matrices=False)
-    floor = _rounding(evidence, change)
+    floor = rounding(evidence, change, evidence.chain.weights[0])
     rank, gap = rank_by_gap(values, floor)
     rows = right[:rank]
     size = evidence.input.size

@@ -5,6 +5,7 @@ all layers, 8 bytes a number:
 
 weights          (nodes + 4) P                                  weights at each node, the change, its singular vectors
 column search    starts q (5 w_1 + 2 (w_2 + ... + w_L)) + 8 starts q^2      Jacobians and curvatures of one round
+feature search   4 starts q w_1 + 8 starts q^2 + 3 w_1 w_2                  the same, and the second-layer change
 normal matrix    5 (m q)^2 + 4 nodes m q (w_1 + ... + w_L)      only up to `VarPro.dense_limit` unknowns, CG beyond
 Gram matrix      4 (m k)^2 + 2 m k (w_1 + ... + w_L)
 gradients        4 min(m, 16) k P                               of a model that is no plain dense network
@@ -93,7 +94,15 @@ def estimate(
     smooth = chain is not None and not chain.smoothed(1.0).piecewise_linear
     weights = float(nodes * total) * min(1.0, q / evidence.input.size)
     parts, work, advice = {"weights": float((nodes + 4) * total)}, 0.0, "fewer [attack] samples"
-    if attack.column is not None and ground.reduced and smooth and first is not None:
+    m = max(first.rank if first is not None and ground.reduced else 0, attack.samples or 0)
+    room = 0 if attack.feature is None else attack.feature.room(evidence, ground.space, m)
+    if attack.feature is not None and room:
+        starts, rounds = max(12, round(attack.search.starts * m)), 2 * attack.search.solver.iterations
+        parts["feature search"] = (
+            weights + starts * q * 4.0 * widths[0] + 8.0 * starts * q**2 + 3.0 * widths[0] * widths[1]
+        )
+        work += rounds * starts * q * widths[0] * (len(attack.feature.nodes) + 2.0 * q + 2.0 * room)
+    elif attack.column is not None and ground.reduced and smooth and first is not None:
         # As many candidates as the rank shows, whatever number of samples is stated.
         m, advice = first.rank, "a narrower network or fewer training samples"
         # Samples that single neurons give away are not searched for.

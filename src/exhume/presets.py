@@ -9,6 +9,7 @@ from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
 from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Momentum, Solved
 from exhume.equations.column import Column
+from exhume.equations.feature import Feature
 from exhume.equations.span import EquationWeights, Span
 from exhume.moves.polish import Polish
 
@@ -19,7 +20,8 @@ LOO_STEPS = 80_001  # of the published code
 def exhume(samples: int | None = None) -> SpanAttack:
     """Recover samples from the change of weights; this project's own attack.
 
-    Column equation at nodes {0, 1} one sample at a time, then the span equation of all parameters at nodes
+    Feature equation (deep networks) or column equation at nodes {0, 1}, one sample at a time, then the span
+    equation of all parameters at nodes
     {0, 1/2, 1} with multipliers eliminated, by variable projection and Levenberg-Marquardt; where the training
     recipe is known, simulated training polishes the result.
 
@@ -32,6 +34,7 @@ def exhume(samples: int | None = None) -> SpanAttack:
             nodes=(0.0, 0.5, 1.0), weights=EquationWeights(first=0.3, bias=1.0, hidden=1.0, last=3.0)
         ),
         column=Column(nodes=(0.0, 1.0)),
+        feature=Feature(nodes=(0.0, 1.0)),
         polish=Polish(),
         samples=samples,
     )

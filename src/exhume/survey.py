@@ -8,6 +8,8 @@ from exhume.change import Decay, FirstLayer, decay_factor, first_layer
 from exhume.evidence import Evidence
 from exhume.spaces import Space, full
 
+THROUGH_ZERO = 0.02  # an affine space of samples this near zero, in units of their norm, passes through it
+
 
 @dataclass(frozen=True, eq=False)
 class Ground:
@@ -86,10 +88,12 @@ def _norms(first: FirstLayer) -> tuple[float, float, float] | None:
 
     |DW_1| / |Db_1| is exact where the samples' signals are orthogonal, and far off where they cancel (nearly linear
     nets). sqrt(r) times the distance of the samples' affine space from zero is exact where the samples themselves
-    are orthogonal, and too small where they point apart.
+    are orthogonal, too small where they point apart, and says nothing where that space passes through zero.
     """
     if first.norm is None or first.space.origin is None:
         return None if first.norm is None else (first.norm,) * 3
     signals, samples = first.norm, first.rank**0.5 * float(first.space.origin.norm())
+    if samples < THROUGH_ZERO * signals:
+        return (signals,) * 3
     likely = min(max(signals, samples), 2.5 * samples)
     return min(signals, samples), likely, max(likely, samples)

@@ -84,6 +84,22 @@ def fold(evidence: Evidence, space: Space) -> Folded:
     return Folded(chain.forward, init, final, inner, (inner.size,), chain)
 
 
+def unfold(evidence: Evidence, space: Space, params: Parameters) -> Parameters:
+    """Parameters of the whole net from those of the folded one; what lies outside E is that of theta_f.
+
+    Args:
+        evidence: with a dense chain.
+        space: where the samples live.
+        params: parameters of `fold(evidence, space)`, or of the net itself where nothing was folded.
+    """
+    chain = evidence.chain
+    if chain is None or space.basis is None:
+        return params
+    first, frame = chain.weights[0], frame_of(space)
+    whole = evidence.at(1.0)[first]
+    return {**params, first: whole + (params[first] - whole @ frame.T) @ frame}
+
+
 def frame_of(space: Space) -> Tensor:
     """Orthonormal rows E that span a subspace and its origin: [q, d], or [q + 1, d] if that is not zero."""
     assert space.basis is not None

@@ -54,6 +54,9 @@ class Polished:
         diverged: whether the very first simulation left the finite numbers.
         factor: steps of the run that the simulation made one, at most.
         error: estimated error of the simulation, relative to the change, at most.
+        left: share of the candidates' errors that is left, as far as the weights tell.
+        better: whether the candidates may replace those it started from. A wrong recipe, or a wrong set of
+            candidates, leaves a gap that moving them cannot close; what they gain by trying is no evidence.
     """
 
     z: Tensor
@@ -63,15 +66,8 @@ class Polished:
     diverged: bool
     factor: float
     error: float
-
-    @property
-    def better(self) -> bool:
-        """Whether the candidates may replace those it started from.
-
-        A wrong recipe, or a wrong set of candidates, leaves a gap that moving the candidates cannot close; what they
-        gain by trying is no evidence.
-        """
-        return self.gap <= 0.5 * self.before < math.inf
+    left: float
+    better: bool
 
     @property
     def near(self) -> bool:
@@ -180,7 +176,18 @@ class Polish:
             now = after if after.gap < self.astray * best.gap else best
             if progress(after.gap):
                 break
-        return Polished(best.z, best.gap, before, tuple(trace), not math.isfinite(before), factor, inexact)
+        left = best.gap / before if math.isfinite(before) else math.inf
+        return Polished(
+            z=best.z,
+            gap=best.gap,
+            before=before,
+            trace=tuple(trace),
+            diverged=not math.isfinite(before),
+            factor=factor,
+            error=inexact,
+            left=left,
+            better=left <= 0.5,
+        )
 
     def _corrected(
         self, problem: Objective, dynamics: BoundDynamics, end: Parameters, z: Tensor, progress: Progress

@@ -11,6 +11,7 @@ from exhume.equations.coarse import curvature
 from exhume.equations.part import Part
 from exhume.equations.simulation import BoundDynamics, Unknowns
 from exhume.evidence import Recipe
+from exhume.moves.indirect import Indirect
 from exhume.moves.polish import Polish, Polished, distance
 from exhume.moves.telling import ended, none_fits, rate_in_vain, rate_told, told, too_long
 from exhume.objective import Objective
@@ -20,7 +21,7 @@ FITS = 0.01  # a rate that leaves a smaller gap is the right one, even where pol
 
 
 def refine(
-    polish: Polish,
+    polish: Polish | Indirect,
     recipe: Recipe,
     objective: Callable[[Part | None, float | None], Objective],
     dynamics: BoundDynamics,
@@ -31,7 +32,7 @@ def refine(
     """Refine candidates by simulated training.
 
     Args:
-        polish: the configuration.
+        polish: how.
         recipe: as stated; lacks nothing but perhaps the learning rate.
         objective: the span equation on a part of the equations, or on all.
         dynamics: the simulated run.

@@ -1,0 +1,179 @@
+"""Equations that hold for one sample at a time, and what follows from which of them applies."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from torch import Tensor
+
+from exhume.change import Decay, FirstLayer
+from exhume.equations.column import Column
+from exhume.equations.feature import SAME, Feature, RowSpace
+from exhume.equations.fold import unfold
+from exhume.equations.subspace import BoundSubspace
+from exhume.evidence import Evidence, Parameters
+from exhume.moves.indirect import Indirect
+from exhume.moves.polish import Polish
+from exhume.moves.prune import merge
+from exhume.objective import Objective, Point
+from exhume.solvers.base import Progress, Solution
+from exhume.solvers.batched import BatchedLM
+from exhume.solvers.varpro import VarPro
+from exhume.spaces import Space
+
+
+def jointly(
+    objective: Objective, z: Tensor, units: Tensor | None, solver: VarPro, progress: Progress
+) -> Solution[Point]:
+    """All candidates at once."""
+    return solver.minimise(objective, z, progress)
+
+
+@dataclass(frozen=True, eq=False)
+class Stages:
+    """One equation in several forms.
+
+    Args:
+        sought: minimised one after the other; the last one says how many samples are missing.
+        placed: says where a sample that was found lies, and which are distinct.
+    """
+
+    sought: tuple[BoundSubspace, ...]
+    placed: BoundSubspace
+
+
+class Single(Protocol):
+    """An equation for one candidate at a time."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+
+    @property
+    def where(self) -> str:
+        """Where they are sought, in words."""
+
+    def stages(self, probe: Tensor, units: Tensor | None) -> Stages:
+        """Bind it to some hidden units (None for all), for inputs like `probe` [p, q]."""
+
+    def fit(
+        self, objective: Objective, z: Tensor, units: Tensor | None, solver: VarPro, progress: Progress
+    ) -> Solution[Point]:
+        """Place candidates z [m, q] on the equations of an objective, which come from those units."""
+
+    def polish(self, polish: Polish) -> Polish | Indirect:
+        """How candidates are refined by simulated training."""
+
+
+@dataclass(frozen=True, eq=False)
+class BySignals:
+    """The column equation: signals jump with every gate, so it finds samples, and the joint equation places them.
+
+    Args:
+        column: its configuration.
+        evidence: what is attacked.
+        first: the first-layer change.
+        space: where the candidates live.
+        sharpness: slopes of the smoothed ReLU, in units of one over the typical pre-activation.
+    """
+
+    column: Column
+    evidence: Evidence
+    first: FirstLayer
+    space: Space
+    sharpness: tuple[float, ...]
+    where: str = "the column space of the first-layer change"
+
+    @property
+    def samples(self) -> int:
+        """The rank."""
+        return self.first.rank
+
+    def stages(self, probe: Tensor, units: Tensor | None) -> Stages:
+        """Ever sharper smoothing."""
+
+        def bind(smoothing: float | None) -> BoundSubspace:
+            return self.column.bind(self.evidence, self.first, self.space, smoothing, units)
+
+        typical = bind(None).typical(probe)
+        sought = tuple(bind(s / typical) for s in self.sharpness)
+        return Stages(sought, sought[-1])
+
+    def fit(
+        self, objective: Objective, z: Tensor, units: Tensor | None, solver: VarPro, progress: Progress
+    ) -> Solution[Point]:
+        """All at once."""
+        return jointly(objective, z, units, solver, progress)
+
+    def polish(self, polish: Polish) -> Polish | Indirect:
+        """By the defect of the joint equation."""
+        return polish
+
+
+@dataclass(frozen=True, eq=False)
+class ByFeatures:
+    """The feature equation: features hardly move in training, so it places samples better than the joint one.
+
+    Args:
+        feature: its configuration.
+        evidence: what is attacked.
+        decay: what is left of the initialisation.
+        known: rows of the second-layer change.
+        space: where the candidates live.
+        solver: places all candidates, each on its own.
+    """
+
+    feature: Feature
+    evidence: Evidence
+    decay: Decay
+    known: RowSpace
+    space: Space
+    solver: BatchedLM = BatchedLM(iterations=30, tolerance=1e-4)
+    where: str = "the row space of the second-layer change"
+
+    @property
+    def samples(self) -> int:
+        """As stated, or the rank of the first-layer change."""
+        return self.known.samples
+
+    def stages(self, probe: Tensor, units: Tensor | None) -> Stages:
+        """Sought in about as many rows as samples are missing, placed in all."""
+        sought = self.feature.bind(self.evidence, self.known, self.space, units)
+        placed = self.feature.bind(self.evidence, self.known, self.space, units, whole=True)
+        return Stages((sought,), placed)
+
+    def fit(
+        self, objective: Objective, z: Tensor, units: Tensor | None, solver: VarPro, progress: Progress
+    ) -> Solution[Point]:
+        """One by one; two that end at one sample are one."""
+        placed = self.feature.bind(self.evidence, self.known, self.space, units, whole=True)
+        z, value = self.solver.minimise(placed.expand, self.space.retract, z)
+        z = self._scaled(z)
+        point = objective.at(z[merge(self.space.expand(z), value.argsort(), SAME).sort().values])
+        progress(point.loss)
+        reason = "Every candidate was placed on its own, by its hidden features."
+        return Solution(point, "converged", reason, self.solver.iterations, (point.loss,))
+
+    def _scaled(self, z: Tensor) -> Tensor:
+        """Candidates no larger than the range of features allows: without biases no equation tells their norm."""
+        chain, box = self.evidence.chain, self.evidence.input.box()
+        assert chain is not None
+        if self.known.bias or chain.biases[0] is not None or box is None or self.space.origin is not None:
+            return z
+        outside = (self.space.expand(z) / box[1].clamp_min(1e-30)).amax(1, keepdim=True)
+        return self.space.retract(z / outside.clamp_min(1.0))
+
+    def polish(self, polish: Polish) -> Polish | Indirect:
+        """By what placing errs by in simulated weights."""
+        return Indirect(self.again, largest=polish.largest, coarse=polish.coarse, rate=polish.rate)
+
+    def again(self, end: Parameters, z: Tensor) -> Tensor:
+        """Where candidates z [m, q] are placed in weights of the folded net, as `fit` does in the true ones."""
+        known = self.known
+        trained = replace(self.evidence, final=unfold(self.evidence, self.space, end))
+        rows = self.feature.rows(trained, self.decay, self.space, known.samples)
+        if rows is None:
+            return z
+        placed = self.feature.bind(trained, rows, self.space, whole=True)
+        return self.solver.minimise(placed.expand, self.space.retract, z)[0]
