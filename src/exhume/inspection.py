@@ -9,6 +9,7 @@ import torch
 from exhume.algebra.examine import Examination, examine
 from exhume.algebraic import AlgebraAttack
 from exhume.ambiguity import ambiguity, count_samples
+from exhume.attack import SpanAttack
 from exhume.descent import Descent
 from exhume.evidence import Evidence
 from exhume.hermite import hermite
@@ -133,8 +134,11 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
     attacks = []
     for name, entry in ATTACKS.items():
         attack = entry.preset(samples)
-        gaps, reduced = attack.missing(evidence), ground.reduced
-        how = "one sample at a time in the column space" if reduced else "jointly, from random starts"
+        gaps = attack.missing(evidence)
+        how = "jointly, from random starts"
+        if isinstance(attack, SpanAttack) and not gaps:
+            single = attack.single(evidence, ground)
+            how = how if single is None else f"one sample at a time in {single.where}"
         if isinstance(attack, Descent):
             how = f"by one descent of {attack.steps:,} steps"
         if isinstance(attack, AlgebraAttack):

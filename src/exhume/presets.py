@@ -20,10 +20,9 @@ LOO_STEPS = 80_001  # of the published code
 def exhume(samples: int | None = None) -> SpanAttack:
     """Recover samples from the change of weights; this project's own attack.
 
-    Feature equation (deep networks) or column equation at nodes {0, 1}, one sample at a time, then the span
-    equation of all parameters at nodes
-    {0, 1/2, 1} with multipliers eliminated, by variable projection and Levenberg-Marquardt; where the training
-    recipe is known, simulated training polishes the result.
+    With two hidden layers, the feature equation at nodes {0, 1}, one sample at a time. With one, the column equation
+    likewise, then the span equation of all parameters at nodes {0, 1/2, 1} with multipliers eliminated, by variable
+    projection and Levenberg-Marquardt. Where the training recipe is known, simulated training polishes the result.
 
     Args:
         samples: number of training samples, if known.
@@ -155,7 +154,7 @@ ATTACKS: dict[str, Entry] = {
         exhume,
         "this project",
         "initial and final weights",
-        "any; far stronger on dense networks trained by SGD with fewer samples than input features",
+        "any; far stronger on dense networks trained by SGD: fewer samples than features, or two hidden layers",
     ),
     "algebra": Entry(
         algebra,

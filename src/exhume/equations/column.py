@@ -45,19 +45,18 @@ class Signals:
         head = torch.eye(c, dtype=z.dtype).expand(len(z), c, c)
         return torch.cat([self._own(node.lefts(node.forward(z)[2], head)[0]) for node in self.nodes], 1)
 
-    def along(self, z: Tensor, mixture: Tensor) -> tuple[Tensor, Tensor]:
-        """The mixed signal [m, w] and its derivative [m, q, w]."""
-        signals, slopes = [], []
+    def slope(self, z: Tensor, mixture: Tensor) -> Tensor:
+        """Derivative of the mixed signal [m, q, w]."""
+        slopes = []
         for node, head in zip(self.nodes, mixture.chunk(len(self.nodes), 1), strict=True):
-            left, _, d_left, _ = node.tangents(z, None, head)
-            if d_left[0] is None:
+            d_left = node.tangents(z, None, head)[2][0]
+            if d_left is None:
                 raise MissingEvidence(
                     "the column equation needs a signal that varies with the input, but this activation is"
                     " piecewise linear; bind it with smoothing"
                 )
-            signals.append(self._own(left[0]))
-            slopes.append(self._own(d_left[0]))
-        return torch.stack(signals).sum(0), torch.stack(slopes).sum(0)
+            slopes.append(self._own(d_left))
+        return torch.stack(slopes).sum(0)
 
 
 @dataclass(frozen=True, eq=False)

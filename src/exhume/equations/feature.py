@@ -38,22 +38,25 @@ class Features:
     units: Tensor | None
     bias: bool
 
-    def _own(self, features: Tensor, constant: float) -> Tensor:
-        used = features if self.units is None else features[..., self.units]
-        return torch.cat([used, used.new_full((*used.shape[:-1], 1), constant)], -1) if self.bias else used
+    def _own(self, features: Tensor) -> Tensor:
+        return features if self.units is None else features[..., self.units]
 
     def at(self, z: Tensor) -> Tensor:
         """Features [m, k, w]."""
-        return self._own(torch.stack([node.forward(z)[1][1] for node in self.nodes], 1), 1.0)
+        used = torch.stack([self._own(node.forward(z)[1][1]) for node in self.nodes], 1)
+        return torch.cat([used, used.new_ones(*used.shape[:-1], 1)], -1) if self.bias else used
 
-    def along(self, z: Tensor, mixture: Tensor) -> tuple[Tensor, Tensor]:
-        """The mixed features [m, w] and their derivative [m, q, w]."""
-        slopes = [
-            (share[:, None] * node.forward(z)[2][0])[:, None] * node.weights[0].T
+    def slope(self, z: Tensor, mixture: Tensor) -> Tensor:
+        """Derivative of the mixed features [m, q, w]; it is the large array here, so it is filled in place."""
+        parts = [
+            (self._own(share[:, None] * node.forward(z)[2][0])[:, None], self._own(node.weights[0].T))
             for node, share in zip(self.nodes, mixture.T, strict=True)
         ]
-        mixed = torch.einsum("mk,mkw->mw", mixture, self.at(z))
-        return mixed, self._own(torch.stack(slopes).sum(0), 0.0)
+        width = parts[0][1].shape[1]
+        whole = z.new_zeros(len(z), z.shape[1], width + self.bias)
+        for gates, weights in parts:
+            whole[..., :width].addcmul_(gates, weights)
+        return whole
 
 
 @dataclass(frozen=True, eq=False)

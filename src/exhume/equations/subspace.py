@@ -28,8 +28,8 @@ class Vectors(Protocol):
     def at(self, z: Tensor) -> Tensor:
         """All vectors F [m, k, w] at candidates z [m, q]."""
 
-    def along(self, z: Tensor, mixture: Tensor) -> tuple[Tensor, Tensor]:
-        """F' e [m, w] and its derivative in z [m, q, w] for mixtures e [m, k]."""
+    def slope(self, z: Tensor, mixture: Tensor) -> Tensor:
+        """Derivative of F' e in z [m, q, w] for mixtures e [m, k]."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,15 +124,15 @@ class BoundSubspace(ABC):
     def expand(self, z: Tensor) -> Quadratic:
         """Gauss-Newton expansion of every score, its mixture held fixed (it is optimal, so the gradient is exact)."""
         value, mixture = self.best_mixture(z)
-        vector, slope = self.vectors.along(z, mixture)
-        vector, slope = self.project(vector), self.project(slope)
+        vector = self.project(torch.einsum("mk,mkw->mw", mixture, self.vectors.at(z)))
         size = vector.norm(dim=1, keepdim=True).clamp_min(1e-30)
-        vector, slope = vector / size, slope / size[:, :, None]
-        along = torch.einsum("mqw,mw->mq", slope, vector)
+        vector = vector / size
         residual = vector - (vector @ self.columns) @ self.columns.T
-        inside = slope @ self.columns
-        # J = P_perp (slope - vector along'); products expanded so that no second [m, q, w] array is formed.
-        cross = torch.einsum("mqw,mw->mq", slope, residual)
+        slope = self.vectors.slope(z, mixture / size)
+        along, cross = (slope @ torch.stack([vector, residual], 2)).unbind(2)
+        # J = P_perp (slope - vector along'); products expanded so that no second [m, q, w] array is formed. What was
+        # found is orthogonal to the columns, so both are taken off at once.
+        inside = slope @ torch.cat([self.columns, self.found], 1)
         energy = (residual * residual).sum(1)
         jj = slope @ slope.mT - inside @ inside.mT
         jj = jj - along[:, :, None] * cross[:, None] - cross[:, :, None] * along[:, None]
