@@ -85,7 +85,8 @@ class Span:
         gaps = []
         if evidence.init is None and any(v != 1.0 for v in self.nodes):
             gaps.append("the initial weights, for nodes other than the final ones")
-        if evidence.chain is None and evidence.head is None and self.layers == "last":
+        ends = last_layer(evidence)
+        if ends is None and self.layers == "last":
             gaps.append("a model whose outputs are those of a linear layer, for the last layer alone")
         if evidence.chain is None and smoothing is not None:
             gaps.append("a plain dense network, for smoothing its activations")
@@ -99,7 +100,7 @@ class Span:
         # A parameter that did not move at all was frozen, and its gradients need not add up to nothing.
         scale = {k: v if moved(evidence, k) else 0.0 for k, v in scale.items()}
         chain = None if evidence.chain is None else evidence.chain.smoothed(smoothing)
-        if self.layers == "last" and (ends := last_layer(evidence, chain)) is not None:
+        if self.layers == "last" and ends is not None and (chain is None or chain.body is not None):
             weight, bias = ends
             if not any(moved(evidence, k) for k in target if k not in ends):
                 params = params[:1]  # the features are the same at every node
@@ -124,15 +125,15 @@ class Span:
         return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, weights)
 
 
-def last_layer(evidence: Evidence, chain: DenseChain | None) -> tuple[str, str | None] | None:
-    """Names of the last weight and bias of a model whose outputs are linear in its features, else None."""
-    if chain is not None:
-        return None if chain.body is None else (chain.weights[-1], chain.biases[-1])
+def last_layer(evidence: Evidence) -> tuple[str, str | None] | None:
+    """Names of the weight and bias of the last layer, or None where no linear layer is known to be the last."""
+    if evidence.chain is not None:
+        return evidence.chain.weights[-1], evidence.chain.biases[-1]
     return None if evidence.head is None else (evidence.head.weight, evidence.head.bias)
 
 
 def features_of(evidence: Evidence, chain: DenseChain | None, params: Parameters, space: Space) -> Features:
-    """The features of a model with a last layer (see `last_layer`) at one node."""
+    """The features below the last layer at one node: of a dense chain that has a body, or of a module with a head."""
     if chain is not None and chain.body is not None:
         return ChainFeatures(dense_node(chain.body, params, space.origin, space.basis))
     assert evidence.head is not None
