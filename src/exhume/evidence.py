@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import CheckpointError, ModelError
-from exhume.functional import DenseChain, Head, find_head, recognise
+from exhume.functional import DenseChain, Head, call, find_head, recognise
 
 Parameters = dict[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
@@ -158,7 +158,7 @@ class Evidence:
         names = {name for name, _ in twin.named_parameters()}
 
         def forward(params: Mapping[str, Tensor], u: Tensor) -> Tensor:
-            return _two_dimensional(torch.func.functional_call(twin, dict(params), (u,)))
+            return _two_dimensional(call(twin, params, u))
 
         _probe(forward, {k: p.double() for k, p in trained.items() if k in names}, input)
         return cls(

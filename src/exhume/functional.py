@@ -11,6 +11,7 @@ from typing import cast
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Elementwise = Callable[[Tensor], Tensor]
 
@@ -161,6 +162,15 @@ class DenseChain:
         return a
 
 
+def call(model: nn.Module, params: Mapping[str, Tensor], u: Tensor) -> Tensor:
+    """Return what a module gives with these parameters on inputs u [m, *shape].
+
+    Attention is written out: fused kernels cannot be differentiated twice.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        return cast(Tensor, torch.func.functional_call(model, dict(params), (u,)))
+
+
 @dataclass(frozen=True, eq=False)
 class Head:
     """The linear layer that a model ends in, f(u) = W h(u) + b.
@@ -221,7 +231,7 @@ def _input_of(layer: nn.Module, model: nn.Module, params: Mapping[str, Tensor], 
     given: list[Tensor] = []
     hook = layer.register_forward_pre_hook(lambda _, inputs: given.extend(inputs))
     try:
-        torch.func.functional_call(model, dict(params), (u,))
+        call(model, params, u)
     finally:
         hook.remove()
     return given[-1] if given else u.new_zeros(0)
@@ -233,7 +243,7 @@ def _obeys(head: Head, model: nn.Module, params: Mapping[str, Tensor], u: Tensor
         name: params[name].clone().requires_grad_() for name in (head.weight, head.bias) if name is not None
     }
     with torch.enable_grad():
-        out = torch.func.functional_call(model, {**params, **own}, (u,)).reshape(len(u), -1)
+        out = call(model, {**params, **own}, u).reshape(len(u), -1)
         h = head.features(params, u)
         weight, bias = own[head.weight], None if head.bias is None else own[head.bias]
         if h.shape != (len(u), weight.shape[1]) or out.shape[1] != len(weight):
