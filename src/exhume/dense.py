@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.functional import Activation, DenseChain
@@ -46,6 +47,13 @@ class DenseNode:
             slope.append(s)
             right.append(a)
         return pre, right, slope
+
+    def output(self, z: Tensor) -> Tensor:
+        """Return the outputs of the last layer [m, w_L], without slopes."""
+        a = z
+        for weight, bias, phi in zip(self.weights, self.biases, self.activations, strict=True):
+            a = phi.fn(F.linear(a, weight, bias))
+        return a
 
     def lefts(self, slope: list[Tensor], head: Tensor) -> list[Tensor]:
         """Back-propagate heads: left factors delta_l [m, h, w_l] for output directions `head` [m, h, C]."""

@@ -45,7 +45,7 @@ class ChainFeatures:
 
     def at(self, z: Tensor) -> Tensor:
         """h [m, w]."""
-        return self.node.forward(z)[1][-1]
+        return self.node.output(z)
 
     def along(self, z: Tensor, direction: Tensor | None) -> Tensor:
         """Layer by layer."""

@@ -72,7 +72,8 @@ class Patches(nn.Module):
         channels, *sides = shape
         part = (sides[0] // 2, sides[1] // 2)
         self.embed = nn.Conv2d(channels, width, part, stride=part)
-        self.place = nn.Parameter(0.02 * torch.randn(4, width))
+        # As large as an embedded patch: with vectors near zero, patches of a sample could be told in no order.
+        self.place = nn.Parameter(0.5 * torch.randn(4, width))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return tokens [m, 4, width]."""
@@ -136,6 +137,8 @@ def transformer(
 ) -> nn.Sequential:
     """Return a vision transformer: four patches, two layers without dropout, the mean of the tokens, linear head.
 
+    The head starts at zero, as in the code of Dosovitskiy et al. 2021; the rest by PyTorch's default.
+
     Args:
         shape: of an image [c, s, s], s even.
         width: of a token, a multiple of 4; also the number of features of the head.
@@ -152,8 +155,10 @@ def transformer(
             *(Attention(width, activation) for _ in range(LAYERS)),
             nn.LayerNorm(width),
             Mean(),
-            nn.Linear(width, outputs),
+            head := nn.Linear(width, outputs),
         )
+        nn.init.zeros_(head.weight)
+        nn.init.zeros_(head.bias)
     return model.to(dtype)
 
 
