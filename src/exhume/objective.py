@@ -100,8 +100,9 @@ class Objective:
     def hessian(self, point: Point) -> Tensor:
         """Gauss-Newton Hessian in Kaufman's form, 2 J' (I - Phi+ Phi) J / |t|^2 plus the terms', [m q, m q]."""
         jj, jp = self.equation.normal(point.z, point.coef)
-        shared = jp.view(len(jp), len(point.factor), -1)
-        cross = torch.einsum("asc,sr->arc", shared, point.factor).flatten(1)
+        own = len(point.factor)
+        shared = jp.view(len(jp), own, point.coef.numel() // own).mT  # one row for each output that shares it
+        cross = (shared @ point.factor).flatten(1)
         hessian = (2 / self.equation.energy) * (jj - cross @ cross.T)
         m, q = point.z.shape
         blocks = hessian.view(m, q, m, q)
