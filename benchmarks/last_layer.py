@@ -63,7 +63,8 @@ class Prey:
         name: of the victim.
         evidence: what the attacks see.
         truth: what they do not.
-        lr: of the published descent; of a few that were tried on one seed, that of the lowest loss.
+        lr: of the published descent; of a few that were tried on one seed, that of the lowest loss, and for all three
+            losses of the two-layer network that of the squared one.
         steps: most of it.
         budget: seconds for either arm.
     """
