@@ -24,9 +24,8 @@ from exhume.matching import assign
 from exhume.metrics import relative_l2
 from exhume.presets import Attack
 from exhume.truth import Truth
-from exhume.victims.data import Rows, Split, load, split
 from exhume.victims.train import TrainConfig
-from exhume.victims.victim import Case, Victim, make_victim, train_victim
+from exhume.victims.victim import Case, Victim, make_victim
 
 NORM = 10.0  # of every row of the normalised victim
 COLUMNS = {
@@ -61,19 +60,6 @@ class Lengths:
     sphere: int
 
 
-def normalised(case: Case) -> Victim:
-    """A victim whose rows all have one norm after the mean is subtracted."""
-    rows = split(load(case.data), case.n, case.seed)
-    spec = replace(rows.spec, low=None, high=None, sample_norm=NORM)
-
-    def bring(some: Rows) -> Rows:
-        u = spec.encode(some.x)
-        size = u.flatten(1).norm(dim=1).view(-1, *(1 for _ in spec.shape))
-        return replace(some, x=spec.decode(NORM * u / size))
-
-    return train_victim(case, Split(bring(rows.train), bring(rows.control), spec))
-
-
 def arms(n: int, victim: str, length: Lengths) -> Iterator[tuple[str, Attack]]:
     """Attacks on a victim: ours first."""
     yield "exhume, no polish", replace(presets.exhume(n), polish=None)
@@ -93,7 +79,7 @@ def arms(n: int, victim: str, length: Lengths) -> Iterator[tuple[str, Attack]]:
 def victims(seed: int, quick: bool) -> Iterator[tuple[str, Victim]]:
     wide = Case(n=20, hidden=(1000,), seed=seed)
     yield "one layer", make_victim(wide)
-    yield "one norm", normalised(wide)
+    yield "one norm", make_victim(replace(wide, norm=NORM))
     # Loo et al.'s rows are not of the size of ours: the rate is what reaches the same loss.
     deep = TrainConfig(lr=0.01, max_steps=20_000, tolerance=1e-8)
     yield "two layers", make_victim(Case(n=50, hidden=(1024, 1024), training=deep, seed=seed))

@@ -13,15 +13,7 @@ from exhume.change import Decay
 from exhume.equations.span import EquationWeights, Span
 from exhume.evidence import Evidence, InputSpec
 from exhume.spaces import full, subspace
-from exhume.victims.nets import Polynomial
-
-
-class ReluTanh(nn.Module):
-    """relu(u) + tanh(u): it has odd degrees from three, which ReLU has not."""
-
-    def forward(self, u):
-        return torch.relu(u) + torch.tanh(u)
-
+from exhume.victims.nets import Polynomial, ReluTanh
 
 ACTIVATIONS = {
     "cubic": lambda: Polynomial((0.0, 0.0, 0.0, 1.0)),
@@ -33,7 +25,7 @@ ACTIVATIONS = {
     "silu": nn.SiLU,
     "sigmoid": nn.Sigmoid,
     "identity": nn.Identity,
-    "relu+tanh": ReluTanh,
+    "relu_tanh": ReluTanh,
 }
 NO_DECAY = Decay(1.0, 1.0, "planted")
 

@@ -2,26 +2,30 @@
 
 import math
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from exhume import presets
-from exhume.descent import Anneal, Descent
+from exhume.descent import Anneal, Descent, Momentum
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence, InputSpec
-from exhume.functional import Activation, leaky_backward
+from exhume.functional import ACTIVATIONS, Activation, leaky_backward
 from exhume.joint import Joint
-from exhume.metrics import rho
+from exhume.metrics import rho, rho_pm
 from exhume.solvers.first_order import follow
 from exhume.spaces import full
 from exhume.terms import Box
+from exhume.victims.train import TrainConfig
+from exhume.victims.victim import Case, make_victim
 from planted import (
     NO_DECAY,
     Naive,
     affine,
     dense,
+    distance,
     draw,
     planted_features,
     planted_span,
@@ -123,6 +127,12 @@ def test_a_leaky_backward_changes_slopes_only():
     assert torch.autograd.grad(phi.fn(u).sum(), u)[0].tolist() == [0.02, 1.0]
     tanh = Activation("tanh", torch.tanh)
     assert leaky_backward(tanh, 0.02) is tanh
+    both = leaky_backward(Activation("relu_tanh", ACTIVATIONS["relu_tanh"]), 0.02)
+    slope = 1 - torch.tanh(u.detach()) ** 2
+    torch.testing.assert_close(both.fn(u), torch.relu(u) + torch.tanh(u))
+    torch.testing.assert_close(
+        torch.autograd.grad(both.fn(u).sum(), u)[0], slope + torch.tensor([0.02, 1.0]).double()
+    )
 
 
 class Bowl:
@@ -195,6 +205,81 @@ def test_iurada_recovers_random_features_as_published():
     assert found.misfit < 1e-7
     assert rho(found.x, made.x) < 0.05
     torch.testing.assert_close(found.x.norm(dim=1), torch.full((4,), 4.0).double())
+
+
+@pytest.mark.parametrize("activation", ["relu", "relu_tanh"])
+def test_fewer_candidates_cannot_explain_the_change_and_more_find_all_of_it(activation):
+    """n - 1 end far above the floor; n + 2 reach it, every row among them and two of them anything."""
+    made = planted_features(3, 10, 300, activation, seed=3)
+    fewer, more = (presets.iurada(3 + k, steps=500).run(made.evidence, seed=11) for k in (-1, 2))
+    assert (len(fewer.x), fewer.status) == (2, "iterations") and fewer.misfit > 1e-2
+    assert (len(more.x), more.status) == (5, "converged") and more.misfit < 1e-7
+    assert float(distance(more.x, made.x).max()) < 0.05
+
+
+def test_tanh_features_tell_no_sign():
+    made = planted_features(3, 10, 300, "tanh", seed=3)
+    attack = presets.iurada(5, steps=500)
+    found = attack.run(made.evidence, seed=11)
+    assert found.status == "converged" and found.ambiguity.sign
+    assert rho_pm(found.x, made.x) < 0.05
+    turned = found.x * torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0]).double()[:, None]
+    assert attack.begin(made.evidence).problem(0).at(turned).misfit == pytest.approx(found.misfit, rel=1e-6)
+
+
+def test_only_random_features_are_differentiated_with_a_leak(trained):
+    fixed = planted_features(3, 8, 40).evidence
+    attack = presets.iurada(3, steps=1)
+    assert "slope 0.02" in " ".join(attack.run(fixed).assumed)
+    assert "slope" not in " ".join(attack.run(trained[1]).assumed)
+    assert "slope" not in " ".join(presets.iurada(3, steps=1, leak=None).run(fixed).assumed)
+    leaky, own = (a.begin(fixed).problem(0) for a in (attack, replace(attack, leak=None)))
+    z = draw(3, 8, seed=9)
+    assert leaky.at(z).loss == pytest.approx(own.at(z).loss, rel=1e-12)
+    assert float((leaky.gradient(leaky.at(z)) - own.gradient(own.at(z))).abs().max()) > 1e-6
+
+
+DEEP = {
+    "two layers, cross-entropy": Case(
+        data="digits", n=4, hidden=(256,), outputs=10, bias=False, norm=8.0,
+        training=TrainConfig(loss="cross-entropy", lr=0.05, max_steps=500, tolerance=0.05),
+    ),
+    "residual network": Case(
+        data="digits", n=3, net="residual", hidden=(16,), norm=8.0, training=TrainConfig(lr=0.005, max_steps=300)
+    ),
+    "transformer": Case(
+        data="digits", n=3, net="transformer", hidden=(64,), outputs=10, activation="gelu", norm=8.0,
+        training=TrainConfig(lr=0.01, max_steps=300),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", DEEP)
+@pytest.mark.parametrize("preset", [presets.iurada, partial(presets.tansley, subspace=False)])
+def test_any_model_that_ends_in_a_linear_layer_is_descended_on(preset, name):
+    evidence = make_victim(DEEP[name]).evidence
+    attack = (
+        replace(preset(4, steps=200), optimiser=Momentum(5.0))
+        if preset is presets.iurada
+        else preset(4, steps=200)
+    )
+    begun = attack.begin(evidence, seed=2)
+    start = begun.problem(0).at(begun.problem(0).space.retract(begun.leaf)).misfit
+    found = attack.run(evidence, seed=2)
+    assert found.misfit < 0.5 * start
+    u = evidence.input.encode(found.x).flatten(1)
+    torch.testing.assert_close(u.norm(dim=1), torch.full((4,), 8.0).double())
+
+
+def test_what_the_last_layer_lacks_is_named():
+    victim = make_victim(DEEP["residual network"]).evidence
+    with pytest.raises(MissingEvidence, match="whose outputs are those of a linear layer"):
+        presets.iurada(3).run(replace(victim, head=None))
+    frozen = {k: p for k, p in victim.final.items() if k.startswith("7")}
+    with pytest.raises(MissingEvidence, match="a last layer that changed"):
+        presets.iurada(3).run(replace(victim, init=victim.init | frozen))
+    with pytest.raises(MissingEvidence, match="plain dense network"):
+        presets.tansley(3).run(victim)
 
 
 @pytest.fixture(scope="module")

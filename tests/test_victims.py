@@ -8,15 +8,18 @@ import torch
 from torch import nn
 
 from exhume.errors import ExhumeError, ModelError
+from exhume.evidence import Evidence, InputSpec
 from exhume.functional import ACTIVATIONS as KNOWN
 from exhume.functional import recognise
 from exhume.victims import data as data_module
 from exhume.victims import packaged
-from exhume.victims.data import load, split
+from exhume.victims.data import load, one_norm, split
+from exhume.victims.deep import residual, transformer
 from exhume.victims.in_span import leading_linear
 from exhume.victims.nets import ACTIVATIONS, mlp
 from exhume.victims.packaged import FASHION_VARIABLE, DataUnavailable
 from exhume.victims.train import LOSSES, TrainConfig, train
+from exhume.victims.victim import Case, make_victim
 
 PACKAGED = {
     "mnist": (5000, (1, 28, 28)),
@@ -346,3 +349,60 @@ def test_a_benchmark_victim_interpolates():
     found = train(mlp((784, 2000, 1)), drawn.spec.encode(drawn.train.x), drawn.train.y, TrainConfig())
     assert found.loss < 1e-10
     assert found.steps < 1000
+
+
+# --- deep networks, several outputs, one norm --------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("build", "features"), [(residual, 49 * 8), (transformer, 8)])
+def test_deep_victims_end_in_a_linear_layer(build, features):
+    before = torch.get_rng_state()
+    model, again, other = (build((1, 8, 8), 8, 3, seed=s) for s in (0, 0, 1))
+    assert torch.equal(torch.get_rng_state(), before)
+    same = [torch.equal(a, b) for a, b in zip(model.parameters(), again.parameters(), strict=True)]
+    assert all(same) and not torch.equal(next(model.parameters()), next(other.parameters()))
+    evidence = Evidence.from_module(model, input=InputSpec((1, 8, 8)))
+    assert evidence.chain is None and evidence.head is not None
+    assert evidence.final[evidence.head.weight].shape == (3, features)
+
+
+def test_a_residual_network_has_no_normalisation_and_any_square_image_gives_a_map_of_seven():
+    model = residual((3, 32, 32), 2)
+    assert model[0].kernel_size == (28, 28)  # as published
+    assert model(torch.zeros(1, 3, 32, 32).double()).shape == (1, 1)
+    assert not any(isinstance(layer, nn.BatchNorm2d | nn.LayerNorm) for layer in model.modules())
+    with pytest.raises(ModelError, match="square images"):
+        residual((3, 32, 16), 2)
+
+
+def test_a_transformer_starts_at_outputs_of_zero_and_tells_the_order_of_patches():
+    model = transformer((1, 8, 8), 8).requires_grad_(False)
+    x = torch.randn(1, 1, 8, 8, generator=torch.Generator().manual_seed(0)).double()
+    assert float(model(x).abs().max()) == 0
+    turned = torch.cat([x[..., 4:], x[..., :4]], 3)  # left and right patches change places
+    assert float((model[:-1](x) - model[:-1](turned)).abs().max()) > 1e-3
+
+
+def test_rows_of_one_norm_keep_their_direction():
+    rows = split(load_once("digits"), 6, 0)
+    scaled = one_norm(rows, 8.0)
+    u, v = (part.spec.encode(part.control.x).flatten(1) for part in (rows, scaled))
+    torch.testing.assert_close(v, 8 * u / u.norm(dim=1, keepdim=True))
+    assert (scaled.spec.sample_norm, scaled.spec.low, scaled.spec.high) == (8.0, None, None)
+
+
+@pytest.mark.parametrize("loss", ["mse", "cross-entropy"])
+@pytest.mark.parametrize("net", ["mlp", "residual", "transformer"])
+def test_classes_are_learnt_by_every_net(net, loss):
+    training = TrainConfig(loss=loss, lr=0.02, max_steps=300, tolerance=0.02)
+    victim = make_victim(
+        Case(data="digits", n=4, net=net, hidden=(16,), outputs=10, norm=8.0, training=training)
+    )
+    out = victim.evidence.output(victim.evidence.input.encode(victim.truth.train))
+    assert torch.equal(out.argmax(1), victim.split.train.label)
+    assert victim.evidence.recipe.labels == "onehot"
+
+
+def test_a_net_must_have_a_known_name():
+    with pytest.raises(ModelError, match=r"did you mean|known name"):
+        make_victim(Case(data="digits", n=4, net="resnet"))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from exhume.equations.base import Bound
 from exhume.evidence import Evidence
-from exhume.linalg import gram_solver
+from exhume.linalg import gram_solver, solved
 from exhume.moves.prune import merge
 from exhume.objective import Objective, Point
 from exhume.spaces import Space
@@ -235,15 +235,14 @@ def left_out(fit: Bound, held: Bound, z: Tensor) -> Callable[[Tensor], float]:
     Returns:
         A function of the indices of the candidates kept.
     """
-    k = fit.multiplicity
-    gram_fit, right_fit = fit.gram(z), fit.inner(z, fit.target()).flatten()
-    gram_held, right_held = held.gram(z), held.inner(z, held.target()).flatten()
+    gram_fit, gram_held = fit.gram(z), held.gram(z)
+    k = len(gram_fit) // len(z)
+    right_fit, right_held = (part.inner(z, part.target()).view(len(gram_fit), -1) for part in (fit, held))
 
     def residual(kept: Tensor) -> float:
         index = (kept[:, None] * k + torch.arange(k)).flatten()
-        factor = gram_solver(gram_fit[index][:, index])
-        c = factor @ (factor.T @ right_fit[index])
-        value = held.energy - 2 * c @ right_held[index] + c @ gram_held[index][:, index] @ c
+        c = solved(gram_solver(gram_fit[index][:, index]), right_fit[index])
+        value = held.energy - 2 * (c * right_held[index]).sum() + (c * (gram_held[index][:, index] @ c)).sum()
         return float(value) / held.energy
 
     return residual

@@ -139,7 +139,7 @@ def _descent(attack: Descent, evidence: Evidence, ground: Ground, rows: int) -> 
     n = attack.samples or (ground.first.rank if ground.first is not None else 0)
     m, d = max(round(attack.surplus * n), 1), evidence.input.size
     activations = m * nodes * (d + sum(p.shape[0] for p in evidence.final.values() if p.dim() > 1))
-    terms = m * nodes * evidence.outputs
+    terms = m * nodes * (1 if attack.equation.layers == "last" else evidence.outputs)
     parts = {
         "weights": float((nodes + 4) * total),
         "descent": float((nodes + 3) * total + 12 * activations + 4 * terms**2),

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from exhume.functional import Activation, DenseChain
@@ -47,6 +48,13 @@ class DenseNode:
             right.append(a)
         return pre, right, slope
 
+    def output(self, z: Tensor) -> Tensor:
+        """Return the outputs of the last layer [m, w_L], without slopes."""
+        a = z
+        for weight, bias, phi in zip(self.weights, self.biases, self.activations, strict=True):
+            a = phi.fn(F.linear(a, weight, bias))
+        return a
+
     def lefts(self, slope: list[Tensor], head: Tensor) -> list[Tensor]:
         """Back-propagate heads: left factors delta_l [m, h, w_l] for output directions `head` [m, h, C]."""
         delta = head * slope[-1][:, None]
@@ -71,19 +79,7 @@ class DenseNode:
         """
         pre, right, slope = self.forward(z)
         left = [delta[:, 0] for delta in self.lefts(slope, head[:, None])]
-        m = len(z)
-        if direction is None:
-            d_right = [self.embed_axes(z).expand(m, -1, -1)]
-            du = self.weights[0].T.expand(m, -1, -1)
-        else:
-            d_right = [direction if self.embed is None else direction @ self.embed]
-            du = direction @ self.weights[0].T
-        d_pre = [du]
-        for weight, s in zip(self.weights[1:], slope[:-1], strict=True):
-            d_right.append(du * s[:, None])
-            du = d_right[-1] @ weight.T
-            d_pre.append(du)
-
+        d_right, d_pre = self.pushed(z, slope, direction)
         d_left: list[Tensor | None] = []
         d_delta: Tensor | None = None
         for l in reversed(range(len(self.weights))):
@@ -96,6 +92,30 @@ class DenseNode:
             d_delta = moved
             d_left.append(d_delta)
         return left, right[:-1], d_left[::-1], d_right
+
+    def pushed(
+        self, z: Tensor, slope: list[Tensor], direction: Tensor | None
+    ) -> tuple[list[Tensor], list[Tensor]]:
+        """Derivatives of right factors [m, s, w_{l-1}] and pre-activations [m, s, w_l] along directions, by layer.
+
+        Args:
+            z: coordinates [m, q].
+            slope: of the activations there, as from `forward`.
+            direction: s directions per sample [m, s, q]; None means all q axes.
+        """
+        m = len(z)
+        if direction is None:
+            d_right = [self.embed_axes(z).expand(m, -1, -1)]
+            du = self.weights[0].T.expand(m, -1, -1)
+        else:
+            d_right = [direction if self.embed is None else direction @ self.embed]
+            du = direction @ self.weights[0].T
+        d_pre = [du]
+        for weight, s in zip(self.weights[1:], slope[:-1], strict=True):
+            d_right.append(du * s[:, None])
+            du = d_right[-1] @ weight.T
+            d_pre.append(du)
+        return d_right, d_pre
 
     def embed_axes(self, z: Tensor) -> Tensor:
         """Derivative of the first right factor along the q axes, [q, r]."""

@@ -13,10 +13,10 @@ from exhume.ambiguity import ambiguity
 from exhume.candidates import Candidates
 from exhume.clock import Clock, Observer
 from exhume.equations.base import Bound
-from exhume.equations.span import Span
+from exhume.equations.span import Span, last_layer, moved
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
-from exhume.functional import leaky_backward
+from exhume.functional import DenseChain, leaky_backward
 from exhume.joint import Joint
 from exhume.objective import Objective, Point
 from exhume.reconstruction import Reconstruction
@@ -132,7 +132,8 @@ class Descent:
         box: weight of each candidate's mean squared violation of the range, in the units of |t|^2; 0 for none.
         detail: weight of the high-frequency penalty of images, likewise.
         anneal: softplus in place of ReLU; None for ReLU itself.
-        leak: slope at which an inactive ReLU is differentiated; None for its own.
+        leak: slope at which an inactive ReLU is differentiated on random features, dense layers that did not change
+            below one that did; None for its own slope, as everywhere else.
         floor: stop when the loss is below this.
     """
 
@@ -155,16 +156,19 @@ class Descent:
     def missing(self, evidence: Evidence) -> tuple[str, ...]:
         """What the attack needs and the evidence lacks."""
         gaps = []
+        used = last_layer(evidence) if self.equation.layers == "last" else tuple(evidence.final)
         if evidence.init is None:
             gaps.append("the initial weights ([model] init)")
-        elif all(torch.equal(evidence.init[k], p) for k, p in evidence.final.items()):
+        elif not any(moved(evidence, k) for k in evidence.final):
             gaps.append("final weights that differ from the initial ones")
+        elif used is not None and not any(moved(evidence, k) for k in used if k is not None):
+            gaps.append("a last layer that changed in training")
         if self.sphere and evidence.input.sample_norm is None:
             gaps.append("the norm of every model input ([input] sample_norm)")
-        if evidence.chain is None and (
-            self.equation.layers == "last" or self.rows or self.anneal or self.leak
-        ):
+        if evidence.chain is None and (self.rows or self.anneal):
             gaps.append("a plain dense network")
+        elif used is None:
+            gaps.append("a model whose outputs are those of a linear layer")
         return tuple(gaps)
 
     def run(
@@ -244,9 +248,9 @@ class Descent:
             return Objective(equation, space, terms) if unit is None else Joint(equation, space, unit, terms)
 
         seen = evidence
-        if self.leak is not None and evidence.chain is not None:
-            phis = tuple(leaky_backward(phi, self.leak) for phi in evidence.chain.activations)
-            seen = replace(evidence, chain=replace(evidence.chain, activations=phis))
+        if self.leak is not None and (chain := fixed_below(evidence)) is not None:
+            phis = tuple(leaky_backward(phi, self.leak) for phi in chain.activations)
+            seen = replace(evidence, chain=replace(chain, activations=phis))
         return problem
 
     def _terms(self, evidence: Evidence) -> tuple[Term, ...]:
@@ -301,6 +305,8 @@ class Descent:
         if self.anneal is not None:
             often = f"tenfold every {self.anneal.decade:,.0f} steps, up to {self.anneal.most:g}"
             notes.append(f"softplus stood in for ReLU, with a slope that grew {often}")
+        if self.leak is not None and fixed_below(evidence) is not None:
+            notes.append(f"an inactive ReLU was differentiated as if it had slope {self.leak:g}")
         if self.box and evidence.input.box() is None:
             notes.append("the range of the features is not known: its penalty was left out")
         return Reconstruction(
@@ -321,3 +327,13 @@ class Descent:
             expected=self.samples,
             ambiguity=ambiguity(evidence, self.equation.layers, self.samples, replace(ground, space=space)),
         )
+
+
+def fixed_below(evidence: Evidence) -> DenseChain | None:
+    """The dense chain whose layers below the last did not change in training (random features), or None."""
+    chain = evidence.chain
+    if chain is None or any(
+        moved(evidence, k) for k in (*chain.weights[:-1], *chain.biases[:-1]) if k is not None
+    ):
+        return None
+    return chain

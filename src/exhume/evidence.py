@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from exhume.errors import CheckpointError, ModelError
-from exhume.functional import DenseChain, recognise
+from exhume.functional import DenseChain, Head, call, find_head, recognise
 
 Parameters = dict[str, Tensor]
 Forward = Callable[[Mapping[str, Tensor], Tensor], Tensor]
@@ -91,6 +91,7 @@ class Evidence:
         init: parameters theta_0 before training, same names and shapes, if known.
         recipe: what is known of the training run.
         chain: the dense layers, if the model is a recognised multi-layer perceptron.
+        head: the linear layer that the model ends in, if it does.
         dropout: whether the module has layers that drop activations in training.
     """
 
@@ -100,6 +101,7 @@ class Evidence:
     init: Parameters | None = None
     recipe: Recipe = field(default_factory=Recipe)
     chain: DenseChain | None = None
+    head: Head | None = None
     dropout: bool = False
 
     @property
@@ -156,7 +158,7 @@ class Evidence:
         names = {name for name, _ in twin.named_parameters()}
 
         def forward(params: Mapping[str, Tensor], u: Tensor) -> Tensor:
-            return _two_dimensional(torch.func.functional_call(twin, dict(params), (u,)))
+            return _two_dimensional(call(twin, params, u))
 
         _probe(forward, {k: p.double() for k, p in trained.items() if k in names}, input)
         return cls(
@@ -166,6 +168,7 @@ class Evidence:
             input=input,
             recipe=recipe or Recipe(),
             chain=recognise(twin, input.shape),
+            head=find_head(twin, input.shape),
             dropout=any(
                 isinstance(layer, nn.modules.dropout._DropoutNd) and layer.p > 0 for layer in twin.modules()
             ),

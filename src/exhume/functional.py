@@ -1,4 +1,4 @@
-"""Elementwise activations, their smoothing, and recognition of plain dense networks inside any module."""
+"""Elementwise activations, their smoothing, and recognition of dense layers inside any module."""
 
 from __future__ import annotations
 
@@ -6,10 +6,12 @@ import copy
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 Elementwise = Callable[[Tensor], Tensor]
 
@@ -29,6 +31,11 @@ def cubic(u: Tensor) -> Tensor:
     return u * u * u
 
 
+def relu_tanh(u: Tensor) -> Tensor:
+    """Return relu(u) + tanh(u), which has odd degrees from three, as ReLU has not."""
+    return F.relu(u) + torch.tanh(u)
+
+
 ACTIVATIONS: dict[str, Elementwise] = {
     "identity": identity,
     "relu": F.relu,
@@ -42,6 +49,7 @@ ACTIVATIONS: dict[str, Elementwise] = {
     "selu": F.selu,
     "quadratic": quadratic,
     "cubic": cubic,
+    "relu_tanh": relu_tanh,
 }
 
 
@@ -73,29 +81,39 @@ class Activation:
     def smoothed(self, beta: float | None) -> Activation:
         """Replace ReLU by the matched softplus log(1 + exp(beta u)) / beta, whose slope is sigmoid(beta u).
 
-        Leaky ReLU, which is 0.01 u + 0.99 relu(u), likewise.
+        Leaky ReLU, which is 0.01 u + 0.99 relu(u), and relu(u) + tanh(u) likewise.
         """
-        if beta is None or self.name not in ("relu", "leaky_relu"):
+        if beta is None:
             return self
 
         def softplus(u: Tensor) -> Tensor:
             return F.softplus(u, beta=beta, threshold=30.0)
 
-        if self.name == "relu":
-            return Activation("softplus", softplus)
-        return Activation("leaky softplus", lambda u: 0.01 * u + 0.99 * softplus(u))
+        match self.name:
+            case "relu":
+                return Activation("softplus", softplus)
+            case "leaky_relu":
+                return Activation("leaky softplus", lambda u: 0.01 * u + 0.99 * softplus(u))
+            case "relu_tanh":
+                return Activation("softplus and tanh", lambda u: softplus(u) + torch.tanh(u))
+            case _:
+                return self
 
 
 def leaky_backward(phi: Activation, leak: float) -> Activation:
-    """The same values, but where its ReLU part is off, phi is differentiated as if it had slope `leak` there."""
-    if phi.name != "relu":
-        return phi
+    """The same values, but a ReLU in phi is differentiated as if it had slope `leak` where it is off."""
 
     def leaky(u: Tensor) -> Tensor:
         straight = F.leaky_relu(u, leak)
         return F.relu(u).detach() + straight - straight.detach()
 
-    return Activation("relu, leaky backward", leaky)
+    match phi.name:
+        case "relu":
+            return Activation("relu, leaky backward", leaky)
+        case "relu_tanh":
+            return Activation("relu_tanh, leaky backward", lambda u: leaky(u) + torch.tanh(u))
+        case _:
+            return phi
 
 
 @dataclass(frozen=True)
@@ -122,6 +140,16 @@ class DenseChain:
         """Names of the hidden activations, joined where they differ."""
         return "+".join(dict.fromkeys(phi.name for phi in self.activations[:-1])) or "identity"
 
+    @property
+    def body(self) -> DenseChain | None:
+        """The layers below the last, whose outputs are the features h of f = W h + b.
+
+        None for a single layer, and where an activation follows the last.
+        """
+        if len(self.weights) == 1 or self.activations[-1].name != "identity":
+            return None
+        return DenseChain(self.weights[:-1], self.biases[:-1], self.activations[:-1])
+
     def smoothed(self, beta: float | None) -> DenseChain:
         """Replace every ReLU by its matched softplus of slope `beta` (None leaves it)."""
         return replace(self, activations=tuple(phi.smoothed(beta) for phi in self.activations))
@@ -132,6 +160,101 @@ class DenseChain:
         for weight, bias, phi in zip(self.weights, self.biases, self.activations, strict=True):
             a = phi.fn(F.linear(a, params[weight], None if bias is None else params[bias]))
         return a
+
+
+def call(model: nn.Module, params: Mapping[str, Tensor], u: Tensor) -> Tensor:
+    """Return what a module gives with these parameters on inputs u [m, *shape].
+
+    Attention is written out: fused kernels cannot be differentiated twice.
+    """
+    with sdpa_kernel(SDPBackend.MATH):
+        return cast(Tensor, torch.func.functional_call(model, dict(params), (u,)))
+
+
+@dataclass(frozen=True, eq=False)
+class Head:
+    """The linear layer that a model ends in, f(u) = W h(u) + b.
+
+    Args:
+        weight: parameter name of W [C, w].
+        bias: parameter name of b [C], or None.
+        features: pure function h(params, u) [m, w] of inputs u [m, *shape].
+    """
+
+    weight: str
+    bias: str | None
+    features: Callable[[Mapping[str, Tensor], Tensor], Tensor]
+
+
+def find_head(model: nn.Module, shape: tuple[int, ...]) -> Head | None:
+    """Return the linear layer that gives the outputs of `model`, or None where there is none.
+
+    It is the last linear layer that runs, provided that outputs are W h(u) + b and that the gradient of output c
+    with respect to W is e_c (x) h(u): with outputs that are processed further, features of other than two
+    dimensions, or a weight that serves elsewhere too, they are not.
+
+    Args:
+        model: in float64 and eval mode; the answer refers to it, and it is left as it was.
+        shape: of one input.
+    """
+    ran: list[nn.Linear] = []
+    hooks = [
+        layer.register_forward_pre_hook(lambda layer, _: ran.append(cast(nn.Linear, layer)))
+        for layer in model.modules()
+        if isinstance(layer, nn.Linear)
+    ]
+    u = torch.randn(3, *shape, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    u = torch.cat(
+        [scale * u for scale in (3, 90, 3000)]
+    )  # as large as in `recognise`, for clips that a probe must reach
+    try:
+        with torch.no_grad():
+            model(u.clone())
+    finally:
+        for hook in hooks:
+            hook.remove()
+    params = {name: p.detach() for name, p in model.named_parameters()}
+    names = {id(p): name for name, p in model.named_parameters()}
+    if not ran or id(ran[-1].weight) not in names:
+        return None
+    layer = ran[-1]
+    head = Head(
+        names[id(layer.weight)],
+        None if layer.bias is None else names[id(layer.bias)],
+        lambda params, u: _input_of(layer, model, params, u),
+    )
+    return head if _obeys(head, model, params, u) else None
+
+
+def _input_of(layer: nn.Module, model: nn.Module, params: Mapping[str, Tensor], u: Tensor) -> Tensor:
+    """What a layer is given when the model with these parameters runs on u."""
+    given: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: given.extend(inputs))
+    try:
+        call(model, params, u)
+    finally:
+        hook.remove()
+    return given[-1] if given else u.new_zeros(0)
+
+
+def _obeys(head: Head, model: nn.Module, params: Mapping[str, Tensor], u: Tensor) -> bool:
+    """Whether outputs and their gradients are those of a linear layer on the features."""
+    own = {
+        name: params[name].clone().requires_grad_() for name in (head.weight, head.bias) if name is not None
+    }
+    with torch.enable_grad():
+        out = call(model, {**params, **own}, u).reshape(len(u), -1)
+        h = head.features(params, u)
+        weight, bias = own[head.weight], None if head.bias is None else own[head.bias]
+        if h.shape != (len(u), weight.shape[1]) or out.shape[1] != len(weight):
+            return False
+        probe = torch.randn(out.shape, generator=torch.Generator().manual_seed(1), dtype=out.dtype)
+        slopes = torch.autograd.grad((probe * out).sum(), list(own.values()), allow_unused=True)
+    wanted = [F.linear(h, weight, bias), probe.T @ h, *([] if bias is None else [probe.sum(0)])]
+    return all(
+        a is not None and bool((a - b).abs().max() <= 1e-10 * b.abs().max())
+        for a, b in zip((out, *slopes), wanted, strict=True)
+    )
 
 
 def recognise(model: nn.Module, shape: tuple[int, ...]) -> DenseChain | None:

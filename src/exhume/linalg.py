@@ -27,6 +27,16 @@ def gram_solver(gram: Tensor, cutoff: float = 1e-12) -> Tensor:
     return scale[:, None] * vectors[:, keep] * values[keep].rsqrt()
 
 
+def solved(factor: Tensor, right: Tensor) -> Tensor:
+    """(F F' (x) I) right, shaped like `right`.
+
+    Args:
+        factor: F [s, s'], from `gram_solver` of a Gram matrix that several outputs share.
+        right: s rows of all its numbers, one column for each output; any shape.
+    """
+    return (factor @ (factor.T @ right.reshape(len(factor), -1))).view_as(right)
+
+
 def free_of_signs(gram: Tensor, right: Tensor, signs: Tensor) -> Tensor:
     """Unknowns that are not zero in min_c |t - Phi' c|^2 with the signs of some of them prescribed.
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from exhume.equations.base import Bound
-from exhume.linalg import free_of_signs, gram_solver
+from exhume.linalg import free_of_signs, gram_solver, solved
 from exhume.spaces import Space
 from exhume.terms import Term
 
@@ -25,7 +25,7 @@ class Point:
         residual: t - Phi' c, computed explicitly [P].
         misfit: |residual|^2 (with what no candidate can reach) over |t|^2.
         loss: misfit plus the terms.
-        factor: F [m k, .] with F F' the pseudo-inverse of the Gram matrix at z.
+        factor: F [s, .] with F F' the pseudo-inverse of the Gram matrix G at z (see `Bound.gram`).
     """
 
     z: Tensor
@@ -67,11 +67,10 @@ class Objective:
             nothing = torch.zeros_like(right)
             return Point(z, nothing, target, math.inf, math.inf, torch.zeros_like(gram))
         factor = self._eliminate(z, gram, right)
-        coef = (factor @ (factor.T @ right.flatten())).view_as(right)
+        coef = solved(factor, right)
         residual = target - rows.contribution(coef)
         # Squaring the condition number made an error, which a second pass on the residual removes.
-        step = factor @ (factor.T @ rows.inner(residual).flatten())
-        coef = coef + step.view_as(coef)
+        coef = coef + solved(factor, rows.inner(residual))
         residual = target - rows.contribution(coef)
         misfit = (float(residual @ residual) + equation.outside) / equation.energy
         penalty = sum(float(term.value(self.space.expand(z)).sum()) for term in self.terms)
@@ -81,6 +80,8 @@ class Objective:
         """F with F F' the pseudo-inverse of the Gram matrix of the multipliers that are not held at zero."""
         if self.signs is None:
             return gram_solver(gram, self.cutoff)
+        # Every output has signs of its own, so none share a solution.
+        gram = torch.kron(gram, torch.eye(right.numel() // len(gram), dtype=gram.dtype))
         free = free_of_signs(gram, right.flatten(), self.signs(z).flatten())
         part = gram_solver(gram[free][:, free], self.cutoff)
         return part.new_zeros(len(gram), part.shape[1]).index_put((free.nonzero()[:, 0],), part)
@@ -99,7 +100,9 @@ class Objective:
     def hessian(self, point: Point) -> Tensor:
         """Gauss-Newton Hessian in Kaufman's form, 2 J' (I - Phi+ Phi) J / |t|^2 plus the terms', [m q, m q]."""
         jj, jp = self.equation.normal(point.z, point.coef)
-        cross = jp @ point.factor
+        own = len(point.factor)
+        shared = jp.view(len(jp), own, point.coef.numel() // own).mT  # one row for each output that shares it
+        cross = (shared @ point.factor).flatten(1)
         hessian = (2 / self.equation.energy) * (jj - cross @ cross.T)
         m, q = point.z.shape
         blocks = hessian.view(m, q, m, q)
@@ -122,8 +125,7 @@ class Objective:
 
         def product(direction: Tensor) -> Tensor:
             moved = slope.jvp(direction)
-            along = point.factor @ (point.factor.T @ rows.inner(moved).flatten())
-            moved = moved - rows.contribution(along.view_as(point.coef))
+            moved = moved - rows.contribution(solved(point.factor, rows.inner(moved)))
             out = scale * slope.vjp(moved)
             for term in self.terms:
                 out = out + term.curvature_product(u, self.space, direction)

@@ -76,19 +76,25 @@ def loo(samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS
     )
 
 
-def iurada(samples: int | None = None, *, lr: float = 20.0, steps: int = 1_000_000) -> Descent:
+def iurada(
+    samples: int | None = None, *, lr: float = 20.0, steps: int = 1_000_000, leak: float | None = 0.02
+) -> Descent:
     """The attack of Iurada, Bombari, Tommasi and Mondelli (ICLR 2026) on the change of the last layer.
 
-    min_x |P t|^2 / |t|^2, P the projection off the span of the candidates' features phi(x_i), |x_i| = sample_norm
+    min_x |DW P|^2 / |DW|^2,  P the projection off the candidates' features h(x_i; theta_f),  |x_i| = sample_norm
 
-    with n candidates from N(0, 1), momentum 0.9, the sphere after each step, and stop at 1e-7. An inactive ReLU is
-    differentiated as if it had slope 0.02. Deviations: an eigenvalue cut-off and a second pass in the least squares,
-    float64.
+    with DW [C, w] the change of the last weight, n candidates from N(0, 1), momentum 0.9, the sphere after each step,
+    and stop at 1e-7. Any model serves that ends in a linear layer; of the other layers theta_f alone is used, but for
+    measuring weight decay. Deviations: n x n least squares shared by all outputs in place of n C x n C, an eigenvalue
+    cut-off and a second pass in them, float64; slopes are taken at the candidates, where the paper's code takes those
+    of relu + tanh at the training samples, which no attacker has.
 
     Args:
-        samples: number of training samples n.
+        samples: number of training samples n, or how many candidates to seek.
         lr: 20 for 100 features, 2000 for CIFAR-10 in the paper's code.
         steps: 1,000,000 in the paper's code.
+        leak: slope at which an inactive ReLU is differentiated on random features; trained layers are differentiated
+            as they are, as in the paper.
     """
     return Descent(
         name="iurada",
@@ -98,7 +104,7 @@ def iurada(samples: int | None = None, *, lr: float = 20.0, steps: int = 1_000_0
         steps=steps,
         samples=samples,
         sphere=True,
-        leak=0.02,
+        leak=leak,
         floor=1e-7,
     )
 
@@ -110,7 +116,8 @@ def tansley(
 
     min_{x, a} |theta_f - theta_0 - sum_i sum_c a_ic grad f_c(x_i; theta_f)|^2,  |x_i| = sample_norm
 
-    by projected gradient descent on both; Algorithm 2 searches the row space of the first-layer change. The paper's
+    by projected gradient descent on both; Algorithm 2 searches the row space of the first-layer change, which a plain
+    dense network has; Algorithm 1 takes any model, by the last layer one that ends in a linear layer. The paper's
     settings are not published in anything readable; here multipliers start at their least-squares values, and
     momentum is 0.9 at a rate of 0.1 over the largest curvature at the start.
 
@@ -178,13 +185,13 @@ ATTACKS: dict[str, Entry] = {
         iurada,
         "Iurada, Bombari, Tommasi, Mondelli 2026",
         "initial and final weights, number of samples, norm of every input",
-        "random features and dense networks, by the last layer",
+        "any that ends in a linear layer, by its change",
     ),
     "tansley-1": Entry(
         lambda samples: tansley(samples, subspace=False),
         "Tansley, Makhlouf, Massart, Cartis 2026, Algorithm 1",
         "initial and final weights, number of samples, norm of every input",
-        "dense networks, by the last layer",
+        "any that ends in a linear layer, by its change",
     ),
     "tansley-2": Entry(
         tansley,

@@ -17,7 +17,7 @@ class Rows:
     """The gradients Phi at one z, evaluated once for many products.
 
     Args:
-        gram: Phi Phi' [m k, m k].
+        gram: G with Phi Phi' = G (x) I, as `Bound.gram`.
         inner: Phi v [m, k] for a vector [P].
         contribution: Phi' c [P] for multipliers [m, k].
     """
@@ -75,7 +75,10 @@ class Bound(Protocol):
         """Number of equations P."""
 
     def gram(self, z: Tensor) -> Tensor:
-        """Phi Phi' [m k, m k]."""
+        """G [s, s] with Phi Phi' = G (x) I, the identity over the m k / s outputs that share their features.
+
+        s = m k where none do. Multipliers [m, k] are s rows of m k / s columns, in this order.
+        """
 
     def inner(self, z: Tensor, vector: Tensor) -> Tensor:
         """Phi v [m, k] for a vector v [P]; differentiable in z."""

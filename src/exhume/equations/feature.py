@@ -25,7 +25,7 @@ SAME = 0.1  # relative distance below which two candidates are one
 
 
 @dataclass(frozen=True, eq=False)
-class Features:
+class Hidden:
     """(phi(W_1 x + b_1), 1) of each candidate at all nodes.
 
     Args:
@@ -197,4 +197,4 @@ class Feature:
             last = torch.tensor([len(rows) - 1] if known.bias else [], dtype=torch.long)
             rows = rows[torch.cat([units, last])]
         columns = torch.linalg.qr(rows / rows.norm(dim=0))[0] if whole else leading(rows, known.samples)
-        return BoundFeature(Features(nodes, units, known.bias), columns, columns[:, :0], rows, known.samples)
+        return BoundFeature(Hidden(nodes, units, known.bias), columns, columns[:, :0], rows, known.samples)

@@ -15,10 +15,11 @@ class Part:
     """Some of the equations of a span equation.
 
     For a dense chain with a hidden layer they belong to hidden units of the first layer: a unit owns its row of
-    [DW_1, Db_1] and its column of DW_2. For any other module they are random single weights.
+    [DW_1, Db_1] and its column of DW_2. For the last layer alone they belong to its features, a column each. For any
+    other module they are random single weights.
 
     Args:
-        units: indices of the hidden units, sorted; None for a module without recognised units.
+        units: indices of the hidden units or features, sorted; None for a module without recognised units.
         rest: whether the equations that belong to no unit (later layers, later biases) are in this part.
         share: share of the equations in this part.
         seed: of the choice.
@@ -42,19 +43,24 @@ def split(evidence: Evidence, layers: str, share: float, seed: int) -> tuple[Par
     Args:
         evidence: what is attacked.
         layers: "all" or "last", which layers give equations.
-        share: of the hidden units, or of the single weights, left out.
+        share: of the hidden units, features or single weights left out.
         seed: of the split.
 
     Returns:
-        Both parts, or None where no equation belongs to a first-layer unit: a linear model, or the last layer of
-        a deep network.
+        Both parts, or None where no equation belongs to a unit: a linear model, or the last layer of a deep network
+        whose outputs pass through an activation.
     """
-    chain = evidence.chain
-    if chain is None:
-        return Part(None, True, 1 - share, seed), Part(None, False, share, seed)
-    if len(chain.weights) == 1 or (layers == "last" and len(chain.weights) > 2):
+    chain, head = evidence.chain, evidence.head
+    if chain is not None and len(chain.weights) == 1:
         return None
-    width = evidence.final[chain.weights[0]].shape[0]
+    if layers == "last" and head is not None:
+        width = evidence.final[head.weight].shape[1]
+    elif chain is None:
+        return Part(None, True, 1 - share, seed), Part(None, False, share, seed)
+    elif layers == "last" and len(chain.weights) > 2:
+        return None
+    else:
+        width = evidence.final[chain.weights[0]].shape[0]
     order = torch.randperm(width, generator=torch.Generator().manual_seed(seed))
     held = max(1, round(share * width))
     return (

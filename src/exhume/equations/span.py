@@ -12,9 +12,11 @@ from dataclasses import dataclass
 import torch
 
 from exhume.change import Decay, decayed_target
+from exhume.dense import dense_node
 from exhume.equations.base import Bound
 from exhume.equations.part import Part
 from exhume.equations.span_dense import bind_dense
+from exhume.equations.span_last import ChainFeatures, Features, ModuleFeatures, bind_last
 from exhume.equations.span_module import ModuleSpan
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence, Parameters
@@ -52,7 +54,7 @@ class Span:
 
     Args:
         nodes: where gradients are taken, as fractions of the chord from theta_0 to theta_f.
-        layers: "all", or "last" for the last dense layer alone (needs a dense chain).
+        layers: "all", or "last" for the last layer alone (needs a model that ends in a linear layer).
         weights: equation weights per parameter group.
     """
 
@@ -68,7 +70,7 @@ class Span:
         smoothing: float | None = None,
         part: Part | None = None,
     ) -> Bound:
-        """Fix the evidence: structured products for a dense chain, torch.func for any other module.
+        """Fix the evidence: structured products for a dense chain or a last layer, torch.func for the rest.
 
         Args:
             evidence: weights and forward function.
@@ -83,8 +85,9 @@ class Span:
         gaps = []
         if evidence.init is None and any(v != 1.0 for v in self.nodes):
             gaps.append("the initial weights, for nodes other than the final ones")
-        if evidence.chain is None and self.layers == "last":
-            gaps.append("a plain dense network, for the last layer alone")
+        ends = last_layer(evidence)
+        if ends is None and self.layers == "last":
+            gaps.append("a model whose outputs are those of a linear layer, for the last layer alone")
         if evidence.chain is None and smoothing is not None:
             gaps.append("a plain dense network, for smoothing its activations")
         if gaps:
@@ -96,8 +99,18 @@ class Span:
         scale = self.weights.by_name(target, evidence.chain)
         # A parameter that did not move at all was frozen, and its gradients need not add up to nothing.
         scale = {k: v if moved(evidence, k) else 0.0 for k, v in scale.items()}
-        if evidence.chain is not None:
-            chain = evidence.chain.smoothed(smoothing)
+        chain = None if evidence.chain is None else evidence.chain.smoothed(smoothing)
+        if self.layers == "last" and ends is not None and (chain is None or chain.body is not None):
+            weight, bias = ends
+            if not any(moved(evidence, k) for k in target if k not in ends):
+                params = params[:1]  # the features are the same at every node
+            scales = (
+                self.weights.last if moved(evidence, weight) else 0.0,
+                self.weights.bias if bias is not None and moved(evidence, bias) else None,
+            )
+            nodes = tuple(features_of(evidence, chain, p, space) for p in params)
+            return bind_last(nodes, ends, scales, target, space.dim, part)
+        if chain is not None:
             every = list(enumerate(zip(chain.weights, chain.biases, strict=True)))
             layers = every if self.layers == "all" else every[-1:]
             used = [(l, names) for l, names in layers if any(scale.get(name or "") for name in names)]
@@ -110,6 +123,21 @@ class Span:
         if part is not None:
             weights = {k: v * part.mask(target[k]) for k, v in weights.items()}
         return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, weights)
+
+
+def last_layer(evidence: Evidence) -> tuple[str, str | None] | None:
+    """Names of the weight and bias of the last layer, or None where no linear layer is known to be the last."""
+    if evidence.chain is not None:
+        return evidence.chain.weights[-1], evidence.chain.biases[-1]
+    return None if evidence.head is None else (evidence.head.weight, evidence.head.bias)
+
+
+def features_of(evidence: Evidence, chain: DenseChain | None, params: Parameters, space: Space) -> Features:
+    """The features below the last layer at one node: of a dense chain that has a body, or of a module with a head."""
+    if chain is not None and chain.body is not None:
+        return ChainFeatures(dense_node(chain.body, params, space.origin, space.basis))
+    assert evidence.head is not None
+    return ModuleFeatures(evidence.head.features, params, space, evidence.input.shape)
 
 
 def moved(evidence: Evidence, name: str) -> bool:

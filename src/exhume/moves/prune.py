@@ -13,10 +13,9 @@ def importance(objective: Objective, point: Point) -> Tensor:
 
     c_i' (G^+_ii)^-1 c_i / |t|^2, by the block inverse of the Gram matrix G
     """
-    m, k = point.coef.shape
-    if (
-        point.factor.shape[1] < m * k
-    ):  # a singular Gram matrix has no block inverse: remove one after the other
+    m = len(point.coef)
+    size, rank = point.factor.shape
+    if rank < size:  # a singular Gram matrix has no block inverse: remove one after the other
         index = torch.arange(m)
         rises = (
             [objective.at(point.z[index != i]).misfit - point.misfit for i in index.tolist()]
@@ -24,10 +23,10 @@ def importance(objective: Objective, point: Point) -> Tensor:
             else [1.0]
         )
         return torch.tensor(rises, dtype=point.coef.dtype).clamp_min(0)
-    rows = point.factor.view(m, k, -1)
-    block = rows @ rows.mT
-    solved = torch.linalg.pinv(block, hermitian=True) @ point.coef[..., None]
-    return (point.coef[:, None] @ solved)[:, 0, 0].clamp_min(0) / objective.equation.energy
+    rows = point.factor.view(m, size // m, -1)
+    coef = point.coef.view(m, size // m, -1)  # a column for each of the outputs that share the Gram matrix
+    solved = torch.linalg.pinv(rows @ rows.mT, hermitian=True) @ coef
+    return (coef * solved).sum((1, 2)).clamp_min(0) / objective.equation.energy
 
 
 def merge(u: Tensor, order: Tensor, tolerance: float) -> Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -154,6 +154,25 @@ def split(dataset: Dataset, n: int, seed: int, control: int | None = None) -> Sp
     )
     first, second = (Rows(dataset.x[i], target[i], dataset.y[i]) for i in (train, held))
     return Split(first, second, spec)
+
+
+def one_norm(rows: Split, norm: float) -> Split:
+    """The same rows, each scaled about the public mean until the model input has this norm.
+
+    Pixels may leave their range, so none is stated.
+
+    Args:
+        rows: train and control.
+        norm: |u| of every model input u.
+    """
+    spec = replace(rows.spec, low=None, high=None, sample_norm=norm)
+
+    def brought(some: Rows) -> Rows:
+        u = spec.encode(some.x)
+        size = u.flatten(1).norm(dim=1).view(-1, *(1 for _ in spec.shape))
+        return replace(some, x=spec.decode(norm * u / size))
+
+    return Split(brought(rows.train), brought(rows.control), spec)
 
 
 def _halves(count: int) -> tuple[int, int]:

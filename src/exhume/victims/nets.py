@@ -44,6 +44,14 @@ class Cubic(Polynomial):
         super().__init__((0.0, 0.0, 0.0, 1.0))
 
 
+class ReluTanh(nn.Module):
+    """The activation relu(t) + tanh(t)."""
+
+    def forward(self, t: Tensor) -> Tensor:
+        """Return relu(t) + tanh(t) of each entry."""
+        return torch.relu(t) + torch.tanh(t)
+
+
 ACTIVATIONS: dict[str, type[nn.Module]] = {
     "identity": nn.Identity,
     "relu": nn.ReLU,
@@ -57,6 +65,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "selu": nn.SELU,
     "quadratic": Quadratic,
     "cubic": Cubic,
+    "relu_tanh": ReluTanh,
 }
 
 

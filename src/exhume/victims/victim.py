@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
-from torch import nn
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 from exhume.change import decay_factor
 from exhume.equations.span import Span
+from exhume.errors import ModelError, nearest
 from exhume.evidence import Evidence, Recipe
 from exhume.objective import Objective
 from exhume.spaces import full
 from exhume.truth import Truth
-from exhume.victims.data import Split, load, split
+from exhume.victims.data import Rows, Split, load, one_norm, split
+from exhume.victims.deep import residual, transformer
 from exhume.victims.nets import mlp
 from exhume.victims.train import TrainConfig, Trained, train
+
+DEEP = {"residual": residual, "transformer": transformer}
 
 
 @dataclass(frozen=True)
@@ -24,9 +30,12 @@ class Case:
     Args:
         data: name of the data set.
         n: training rows; as many control rows are drawn.
-        hidden: widths of the hidden layers.
-        activation: between them.
-        bias: whether layers have biases.
+        net: "mlp", "residual" or "transformer", see `nets.mlp` and `deep`.
+        hidden: widths of the hidden layers of an mlp; the one width of the others.
+        outputs: 1 for targets +-1, else the number of classes, which are the targets.
+        activation: between layers.
+        bias: whether layers of an mlp have biases.
+        norm: that every model input is brought to; None leaves them as they are.
         training: the recipe.
         seed: of the rows and of the initialisation.
         swap: train on the control rows instead, and call the training rows control.
@@ -34,9 +43,12 @@ class Case:
 
     data: str = "mnist"
     n: int = 20
+    net: str = "mlp"
     hidden: tuple[int, ...] = (2000,)
+    outputs: int = 1
     activation: str = "relu"
     bias: bool = True
+    norm: float | None = None
     training: TrainConfig = field(default_factory=lambda: TrainConfig(max_steps=200_000))
     seed: int = 0
     swap: bool = False
@@ -79,17 +91,43 @@ class Victim:
 
 def make_victim(case: Case) -> Victim:
     """Draw rows, train a network on them and hand out both sides."""
-    return train_victim(case, split(load(case.data), case.n, case.seed))
+    rows = split(load(case.data), case.n, case.seed)
+    return train_victim(case, rows if case.norm is None else one_norm(rows, case.norm))
+
+
+def build(case: Case, shape: tuple[int, ...]) -> nn.Module:
+    """The network that a case names, before training, for inputs of this shape.
+
+    Raises:
+        ModelError: an unknown network, or more than one width for other than an mlp.
+    """
+    dtype = case.training.dtype
+    if case.net == "mlp":
+        sizes = (math.prod(shape), *case.hidden, case.outputs)
+        return mlp(sizes, case.activation, case.bias, seed=case.seed, dtype=dtype)
+    if case.net not in DEEP:
+        raise ModelError(
+            f"net must be a known name, but is {case.net!r}; {nearest(case.net, ('mlp', *DEEP))}"
+        )
+    (width,) = case.hidden
+    return DEEP[case.net](shape, width, case.outputs, case.activation, seed=case.seed, dtype=dtype)
+
+
+def targets(case: Case, rows: Rows) -> Tensor:
+    """What a network is trained to say of some rows: +-1, or class indices, or for other losses one-hot classes."""
+    if case.outputs == 1:
+        return rows.y
+    return (
+        rows.label if case.training.loss == "cross-entropy" else F.one_hot(rows.label, case.outputs).double()
+    )
 
 
 def train_victim(case: Case, rows: Split) -> Victim:
     """Train a network on given rows, of the kind the case names."""
     if case.swap:
         rows = Split(train=rows.control, control=rows.train, spec=rows.spec)
-    size = rows.spec.size
-    dtype = case.training.dtype
-    model = mlp((size, *case.hidden, 1), case.activation, case.bias, seed=case.seed, dtype=dtype)
-    trained = train(model, rows.spec.encode(rows.train.x), rows.train.y, case.training)
+    model = build(case, rows.spec.shape)
+    trained = train(model, rows.spec.encode(rows.train.x), targets(case, rows.train), case.training)
     model.load_state_dict(trained.final)
     config = case.training
     evidence = Evidence.from_module(
@@ -99,7 +137,7 @@ def train_victim(case: Case, rows: Split) -> Victim:
         recipe=Recipe(
             loss=config.loss,
             reduction="mean",
-            labels="pm1",
+            labels="pm1" if case.outputs == 1 else "onehot",
             optimizer=config.optimizer,
             lr=config.lr,
             steps=trained.steps,
