@@ -2,7 +2,8 @@
 
 Rows on a sphere, minimum-norm fit, p random features. Below p = n the fit is not even exact; the published law says
 that rows can be recovered above p = d n. rho is the mean of |x - x_hat| / |x| over the best one-to-one pairing;
-beside it the error of as many random points of the sphere. Runs that fit the weights exactly at a wrong place are counted.
+beside it the error of as many random points of the sphere. Runs that fit the weights exactly at a wrong place are
+counted.
 
     python experiments/law/law.py --plot docs/law.png
 """
