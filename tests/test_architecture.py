@@ -15,8 +15,8 @@ ROOT = Path(exhume.__file__).parent
 ABOVE = {  # the attacker's side of the firewall: these names, and every module of these packages
     "errors", "evidence", "checkpoints", "schema", "candidates", "functional", "dense", "linalg", "change", "spaces",
     "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "snapshot", "certificate",
-    "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "descent", "clock", "nulls", "assumptions",
-    "cost", "hermite", "ambiguity",
+    "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent", "clock", "nulls",
+    "assumptions", "cost", "hermite", "ambiguity",
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from exhume.ambiguity import ambiguity
+from exhume.batches import Batched
 from exhume.candidates import Candidates
 from exhume.clock import Clock, Observer
 from exhume.equations.base import Bound
@@ -22,6 +23,7 @@ from exhume.objective import Objective, Point
 from exhume.reconstruction import Reconstruction
 from exhume.solvers.base import Solution
 from exhume.solvers.first_order import follow
+from exhume.solvers.lazy_adam import LazyAdam
 from exhume.spaces import Space, full
 from exhume.survey import Ground, survey
 from exhume.terms import Box, HighFrequency, Term
@@ -53,9 +55,20 @@ class Adam:
 
     lr: float
 
-    def optimizer(self, leaf: Tensor, problem: Objective | Joint) -> torch.optim.Optimizer:
+    def optimizer(self, leaf: Tensor, problem: Objective | Joint | Batched) -> torch.optim.Optimizer:
         """The optimiser of a leaf."""
         return torch.optim.Adam([leaf], self.lr)
+
+
+@dataclass(frozen=True)
+class Lazy:
+    """Adam at a constant rate that leaves alone what has no gradient, as candidates outside a batch have not."""
+
+    lr: float
+
+    def optimizer(self, leaf: Tensor, problem: Objective | Joint | Batched) -> torch.optim.Optimizer:
+        """The optimiser of a leaf."""
+        return LazyAdam(leaf, self.lr)
 
 
 @dataclass(frozen=True)
@@ -72,7 +85,7 @@ class Momentum:
     stiff: bool = False
     momentum: float = 0.9
 
-    def optimizer(self, leaf: Tensor, problem: Objective | Joint) -> torch.optim.Optimizer:
+    def optimizer(self, leaf: Tensor, problem: Objective | Joint | Batched) -> torch.optim.Optimizer:
         """The optimiser of a leaf."""
         lr = self.lr / problem.stiffness(leaf) if self.stiff and isinstance(problem, Joint) else self.lr
         return torch.optim.SGD([leaf], lr, self.momentum)
@@ -125,6 +138,7 @@ class Descent:
         optimiser: takes the steps.
         steps: how many.
         samples: number of samples, if known; the rank of the first-layer change serves otherwise.
+        batch: candidates moved at a step, where multipliers are unknowns; None for all.
         surplus: candidates for each sample.
         spread: standard deviation of a coordinate of the start.
         sphere: whether every model input is kept on the sphere of the known norm.
@@ -140,9 +154,10 @@ class Descent:
     name: str
     equation: Span
     multipliers: Eliminated | Drawn | Solved
-    optimiser: Adam | Momentum
+    optimiser: Adam | Lazy | Momentum
     steps: int
     samples: int | None = None
+    batch: int | None = None
     surplus: float = 1.0
     spread: float = 1.0
     sphere: bool = False
@@ -224,7 +239,15 @@ class Descent:
         problems = self._problems(evidence, ground, space)
         z = space.retract(self.spread * draw)
         leaf, unit = self._start(problems(0, None).equation, space, z, generator)
-        return Begun(ground, lambda step: problems(step, unit), leaf)
+        if self.batch is None or unit is None:
+            return Begun(ground, lambda step: problems(step, unit), leaf)
+        batched = Batched(problems(0, unit), self.batch, generator)
+
+        def problem(step: int) -> Batched:
+            batched.whole = problems(step, unit)
+            return batched
+
+        return Begun(ground, problem, leaf)
 
     def _space(self, evidence: Evidence, ground: Ground) -> Space:
         if self.rows:  # survey kept the sphere where the norm is known
@@ -284,14 +307,14 @@ class Descent:
         self,
         evidence: Evidence,
         ground: Ground,
-        problem: Objective | Joint,
+        problem: Objective | Joint | Batched,
         solution: Solution[Any],
         seed: int,
         clock: Clock,
     ) -> Reconstruction:
         point = solution.point
-        if isinstance(problem, Joint):
-            space, (z, coef) = problem.inner, problem.parts(point.z)
+        if isinstance(problem, Joint | Batched):
+            space, (z, coef) = problem.space.inner, problem.parts(point.z)
         else:
             assert isinstance(point, Point)
             space, z, coef = problem.space, point.z, point.coef
@@ -305,6 +328,8 @@ class Descent:
         if self.anneal is not None:
             often = f"tenfold every {self.anneal.decade:,.0f} steps, up to {self.anneal.most:g}"
             notes.append(f"softplus stood in for ReLU, with a slope that grew {often}")
+        if self.batch is not None:
+            notes.append(f"{self.batch} candidates moved at each step")
         if self.leak is not None and fixed_below(evidence) is not None:
             notes.append(f"an inactive ReLU was differentiated as if it had slope {self.leak:g}")
         if self.box and evidence.input.box() is None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
-from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Momentum, Solved
+from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Lazy, Momentum, Solved
 from exhume.equations.column import Column
 from exhume.equations.feature import Feature
 from exhume.equations.span import EquationWeights, Span
@@ -48,7 +48,9 @@ def algebra(samples: int | None = None) -> AlgebraAttack:
     return AlgebraAttack(samples=samples)
 
 
-def loo(samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS) -> Descent:
+def loo(
+    samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS, batch: int | None = None
+) -> Descent:
     """The attack of Loo, Hasani, Lechner and Amini (ICLR 2024) on the change of all weights.
 
     min_{x, a} |theta_f - theta_0 - 1/(m C) sum_v sum_i sum_c a_vic grad f_c(x_i; theta_v)|^2 + 0.1 sum_i box(x_i)
@@ -61,18 +63,21 @@ def loo(samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS
         samples: number of training samples n; an upper bound will do.
         both: nodes theta_f and theta_0 with multipliers of their own; theta_f alone otherwise.
         steps: 80,001 in the paper's code.
+        batch: candidates moved at each step, for many samples; None for all. As in the paper's code, ReLU is then
+            itself throughout, and Adam leaves alone what is not in the batch.
     """
     return Descent(
         name="loo" if steps == LOO_STEPS else "loo-quick",
         equation=Span(nodes=(1.0, 0.0) if both else (1.0,)),
         multipliers=Drawn(0.5),
-        optimiser=Adam(0.02),
+        optimiser=Adam(0.02) if batch is None else Lazy(0.02),
         steps=steps,
         samples=samples,
+        batch=batch,
         surplus=2.0,
         spread=0.2,
         box=0.1,
-        anneal=Anneal(10.0, 20_000 * steps / LOO_STEPS, 200.0),
+        anneal=Anneal(10.0, 20_000 * steps / LOO_STEPS, 200.0) if batch is None else None,
     )
 
 
