@@ -24,7 +24,7 @@ from exhume.reconstruction import Reconstruction
 from exhume.solvers.base import Solution
 from exhume.solvers.first_order import follow
 from exhume.solvers.lazy_adam import LazyAdam
-from exhume.spaces import Space, full
+from exhume.spaces import Space, full, subspace
 from exhume.survey import Ground, survey
 from exhume.terms import Box, HighFrequency, Term
 
@@ -143,6 +143,7 @@ class Descent:
         spread: standard deviation of a coordinate of the start.
         sphere: whether every model input is kept on the sphere of the known norm.
         rows: whether the search is confined to the row space of the first-layer change.
+        basis: rows [r, d] that it is confined to instead, as somebody knows them who knows the data: a reference.
         box: weight of each candidate's mean squared violation of the range, in the units of |t|^2; 0 for none.
         detail: weight of the high-frequency penalty of images, likewise.
         anneal: softplus in place of ReLU; None for ReLU itself.
@@ -162,6 +163,7 @@ class Descent:
     spread: float = 1.0
     sphere: bool = False
     rows: bool = False
+    basis: Tensor | None = None
     box: float = 0.0
     detail: float = 0.0
     anneal: Anneal | None = None
@@ -250,9 +252,10 @@ class Descent:
         return Begun(ground, problem, leaf)
 
     def _space(self, evidence: Evidence, ground: Ground) -> Space:
-        if self.rows:  # survey kept the sphere where the norm is known
+        if self.rows and self.basis is None:  # survey kept the sphere where the norm is known
             return ground.space
-        space, norm = full(evidence.input.size), evidence.input.sample_norm
+        space = full(evidence.input.size) if self.basis is None else subspace(self.basis)
+        norm = evidence.input.sample_norm
         return space if not self.sphere or norm is None else space.within((norm, norm))
 
     def _problems(

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from torch import Tensor
+
 from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
 from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Lazy, Momentum, Solved
@@ -115,7 +117,12 @@ def iurada(
 
 
 def tansley(
-    samples: int | None = None, *, subspace: bool = True, layers: str = "last", steps: int = 100_000
+    samples: int | None = None,
+    *,
+    subspace: bool = True,
+    basis: Tensor | None = None,
+    layers: str = "last",
+    steps: int = 100_000,
 ) -> Descent:
     """The attack of Tansley, Makhlouf, Massart and Cartis (2026): Algorithm 1, and in a subspace Algorithm 2.
 
@@ -129,6 +136,7 @@ def tansley(
     Args:
         samples: number of training samples n.
         subspace: Algorithm 2 rather than 1.
+        basis: rows [r, d] that Algorithm 2 searches in place of those it reads off, for reference.
         layers: "last" (as in the paper's Algorithm 2) or "all".
         steps: most steps.
     """
@@ -141,6 +149,7 @@ def tansley(
         samples=samples,
         sphere=True,
         rows=subspace,
+        basis=basis,
     )
 
 

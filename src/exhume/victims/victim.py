@@ -17,9 +17,11 @@ from exhume.spaces import full
 from exhume.truth import Truth
 from exhume.victims.data import Rows, Split, load, one_norm, split
 from exhume.victims.deep import residual, transformer
+from exhume.victims.lazy import linearised_mlp, ntk_mlp
 from exhume.victims.nets import mlp
 from exhume.victims.train import TrainConfig, Trained, train
 
+DENSE = {"mlp": mlp, "ntk": ntk_mlp, "linearised": linearised_mlp}
 DEEP = {"residual": residual, "transformer": transformer}
 
 
@@ -30,11 +32,11 @@ class Case:
     Args:
         data: name of the data set.
         n: training rows; as many control rows are drawn.
-        net: "mlp", "residual" or "transformer", see `nets.mlp` and `deep`.
-        hidden: widths of the hidden layers of an mlp; the one width of the others.
+        net: "mlp", "ntk", "linearised", "residual" or "transformer", see `nets.mlp`, `lazy` and `deep`.
+        hidden: widths of the hidden layers of the first three; the one width of the others.
         outputs: 1 for targets +-1, else the number of classes, which are the targets.
         activation: between layers.
-        bias: whether layers of an mlp have biases.
+        bias: whether its layers have biases.
         norm: that every model input is brought to; None leaves them as they are.
         training: the recipe.
         seed: of the rows and of the initialisation.
@@ -102,12 +104,12 @@ def build(case: Case, shape: tuple[int, ...]) -> nn.Module:
         ModelError: an unknown network, or more than one width for other than an mlp.
     """
     dtype = case.training.dtype
-    if case.net == "mlp":
+    if case.net in DENSE:
         sizes = (math.prod(shape), *case.hidden, case.outputs)
-        return mlp(sizes, case.activation, case.bias, seed=case.seed, dtype=dtype)
+        return DENSE[case.net](sizes, case.activation, case.bias, seed=case.seed, dtype=dtype)
     if case.net not in DEEP:
         raise ModelError(
-            f"net must be a known name, but is {case.net!r}; {nearest(case.net, ('mlp', *DEEP))}"
+            f"net must be a known name, but is {case.net!r}; {nearest(case.net, (*DENSE, *DEEP))}"
         )
     (width,) = case.hidden
     return DEEP[case.net](shape, width, case.outputs, case.activation, seed=case.seed, dtype=dtype)
