@@ -2,8 +2,8 @@
 
 Algorithms 1 and 2 of Tansley et al. 2026 and Algorithm 2 in the subspace the data were drawn from (a reference that
 no attacker has), on the last layer of networks of several widths and depths; our attack in the row space beside them.
-rho is the mean of |x - x_hat| / |x| over the best one-to-one pairing. More rows than dimensions are in the second table,
-where ReLU cannot tell x from -x and relu + tanh can: rho and rho up to sign.
+rho is the mean of |x - x_hat| / |x| over the best one-to-one pairing. More rows than dimensions are in the second
+table, where ReLU cannot tell x from -x and relu + tanh can: rho and rho up to sign.
 
     python benchmarks/subspace.py --plot docs/subspace.png
 """
