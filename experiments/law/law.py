@@ -1,9 +1,9 @@
 """The law of data reconstruction: error against p / (d n) for random features, ours beside the published attack.
 
-Rows on a sphere, minimum-norm fit, p random features. Below p = n the fit is not even exact; the published law says
-that rows can be recovered above p = d n. rho is the mean of |x - x_hat| / |x| over the best one-to-one pairing;
-beside it the error of as many random points of the sphere. Runs that fit the weights exactly at a wrong place are
-counted.
+Rows on a sphere, minimum-norm fit, p random features. Two transitions: from p = n on the fit is exact, and from
+p = d n on, as the published law says, rows can be recovered. rho is the mean of |x - x_hat| / |x| over the best
+one-to-one pairing; beside it the error of as many random points of the sphere. Runs that fit the weights exactly at a
+wrong place are counted.
 
     python experiments/law/law.py --plot docs/law.png
 """
@@ -58,6 +58,7 @@ def attacked(victim: FeatureVictim, name: str, attack: Attack, ratio: float, see
         "seconds": found.seconds,
         "steps": found.steps,
         "loss": found.misfit,
+        "train_loss": victim.loss,
         **scores(x, victim.truth()),
         "certified": None if found.certificate is None else found.certificate.recovered,
         "rho": rho(x, victim.train),
@@ -79,6 +80,11 @@ def plot(rows: list[Row], n: int, d: int, path: Path) -> None:
         axis.plot(ratios, [statistics.median(v) for v in values], marker + "-", label=name, ms=4)
         for ratio, some in zip(ratios, values, strict=True):
             axis.plot([ratio] * len(some), some, marker, color="grey", ms=2, alpha=0.5)
+    ratios = sorted({float(str(row["ratio"])) for row in rows})
+    fits = [[max(float(str(r["train_loss"])), 1e-9) for r in rows if r["ratio"] == ratio] for ratio in ratios]
+    axis.plot(
+        ratios, [statistics.median(v) for v in fits], "k^-", label="the victim's training loss", ms=4, lw=0.9
+    )
     null = statistics.median(float(str(row["rho_random"])) for row in rows)
     axis.axhline(null, color="grey", ls=":", lw=0.8, label="random points")
     axis.axvline(1 / d, color="black", ls="--", lw=0.8)
@@ -89,7 +95,7 @@ def plot(rows: list[Row], n: int, d: int, path: Path) -> None:
         xscale="log",
         yscale="log",
         xlabel="p / (d n)",
-        ylabel="rho",
+        ylabel="rho; training loss relative to |y|^2",
         title=f"Random ReLU features, n = {n}, d = {d}",
     )
     axis.legend(fontsize=8)
@@ -128,6 +134,7 @@ def main() -> None:
             lines.append(
                 {
                     "p / (d n)": ratio,
+                    "training loss": statistics.median(float(str(r["train_loss"])) for r in own),
                     "attack": name,
                     "rho, median": statistics.median(errors),
                     "rho, each": ", ".join(f"{error:.2g}" for error in errors),

@@ -20,11 +20,13 @@ class FeatureVictim:
         evidence: what an attacker has: the features, and the last layer before (zero) and after.
         train: rows it was fitted on [n, d], of norm sqrt(d).
         control: as many rows it never saw.
+        loss: |phi(V x_i)' theta - y_i|^2 over |y|^2, which is rounding from p = n on.
     """
 
     evidence: Evidence
     train: Tensor
     control: Tensor
+    loss: float
 
     def truth(self) -> Truth:
         """What `exhume.match` compares with; rows on a sphere have mean zero."""
@@ -63,4 +65,5 @@ def random_features(n: int, d: int, p: int, activation: str = "relu", seed: int 
     init = {"0.weight": features, "2.weight": torch.zeros_like(fitted)}
     model.load_state_dict({"0.weight": features, "2.weight": fitted})
     evidence = Evidence.from_module(model, input=InputSpec((d,), sample_norm=d**0.5), init=init)
-    return FeatureVictim(evidence, rows[:n], rows[n:])
+    loss = float((phi @ fitted[0] - y).square().sum() / y.square().sum())
+    return FeatureVictim(evidence, rows[:n], rows[n:], loss)
