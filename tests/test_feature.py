@@ -8,6 +8,7 @@ import torch
 from exhume import match, presets
 from exhume.change import decay_factor
 from exhume.equations.feature import Feature, leading
+from exhume.evidence import InputSpec
 from exhume.moves.search import SubspaceSearch
 from exhume.moves.single import ByFeatures, BySignals
 from exhume.spaces import full
@@ -215,3 +216,26 @@ def test_more_samples_than_features_are_found_from_a_stated_number():
     attack = dataclasses.replace(presets.exhume(20), polish=None)
     found = attack.run(run.seen, seed=1)
     assert int((distance(found.x.double(), run.x) < 0.05).sum()) >= 18
+
+
+def test_as_many_candidates_are_judged_as_are_returned():
+    """More samples stated than there are: copies of some may be found, and must not be lost on the way."""
+    run = train((D, 300, 120, 1), 8, steps=400, lr=0.02)
+    found = dataclasses.replace(presets.exhume(14), polish=None).run(run.seen, seed=2)
+    certificate = found.certificate
+    assert len(found.x) == len(certificate.score) == len(certificate.agreement)
+    assert certificate.recovered <= 8
+    certified = found.x[certificate.certified].double()
+    assert float(distance(run.x, certified).max()) < 0.1
+    assert int((distance(certified, run.x) < 0.1).sum()) >= 7
+
+
+@pytest.mark.parametrize("low", [0.0, -0.5])
+def test_without_biases_the_range_of_the_features_sets_the_scale(low):
+    """Directions are what the equation tells; samples that touch the upper end of the range get their norm too."""
+    x = (torch.rand(N, D, generator=generator(5), dtype=torch.float64) * (1 - low) + low).clamp(low, 1)
+    x[torch.arange(N), torch.arange(N)] = 1.0
+    run = train((D, 200, 80, 1), N, steps=300, lr=0.05, bias=False, x=x)
+    seen = dataclasses.replace(run.seen, input=InputSpec((D,), low=low, high=1.0))
+    found = dataclasses.replace(presets.exhume(N), polish=None).run(seen, seed=1)
+    assert float(distance(found.x.double(), x).max()) < 0.1

@@ -5,17 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from exhume.change import Decay, FirstLayer
 from exhume.equations.column import Column
-from exhume.equations.feature import SAME, Feature, RowSpace
+from exhume.equations.feature import Feature, RowSpace
 from exhume.equations.fold import unfold
 from exhume.equations.subspace import BoundSubspace
 from exhume.evidence import Evidence, Parameters
 from exhume.moves.indirect import Indirect
 from exhume.moves.polish import Polish
-from exhume.moves.prune import merge
 from exhume.objective import Objective, Point
 from exhume.solvers.base import Progress, Solution
 from exhume.solvers.batched import BatchedLM
@@ -146,11 +146,9 @@ class ByFeatures:
     def fit(
         self, objective: Objective, z: Tensor, units: Tensor | None, solver: VarPro, progress: Progress
     ) -> Solution[Point]:
-        """One by one; two that end at one sample are one."""
+        """One by one."""
         placed = self.feature.bind(self.evidence, self.known, self.space, units, whole=True)
-        z, value = self.solver.minimise(placed.expand, self.space.retract, z)
-        z = self._scaled(z)
-        point = objective.at(z[merge(self.space.expand(z), value.argsort(), SAME).sort().values])
+        point = objective.at(self._scaled(self.solver.minimise(placed.expand, self.space.retract, z)[0]))
         progress(point.loss)
         reason = "Every candidate was placed on its own, by its hidden features."
         return Solution(point, "converged", reason, self.solver.iterations, (point.loss,))
@@ -161,7 +159,8 @@ class ByFeatures:
         assert chain is not None
         if self.known.bias or chain.biases[0] is not None or box is None or self.space.origin is not None:
             return z
-        outside = (self.space.expand(z) / box[1].clamp_min(1e-30)).amax(1, keepdim=True)
+        high = torch.where(box[1] > 0, box[1], torch.inf)
+        outside = (self.space.expand(z) / high).amax(1, keepdim=True)
         return self.space.retract(z / outside.clamp_min(1.0))
 
     def polish(self, polish: Polish) -> Polish | Indirect:
