@@ -70,6 +70,9 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--weight-decay", type=float, default=0.0)
     parser.add_argument("--steps", type=int, default=200_000, help="training steps at most")
     parser.add_argument("--float32", action="store_true", help="train and store in float32")
+    parser.add_argument(
+        "--column", action="store_true", help="without the feature equation, whatever the depth"
+    )
     parser.add_argument("--polish", action="store_true", help="refine by simulated training")
     parser.add_argument("--swap", action="store_true", help="train on the control rows")
     parser.add_argument("--budget", type=float, default=90.0, help="seconds an attack may take")
@@ -120,6 +123,7 @@ def run(case: Case, options: argparse.Namespace) -> Row:
     victim = make_victim(case)
     attack = presets.exhume(samples=case.n)
     attack = attack if options.polish else replace(attack, polish=None)
+    attack = replace(attack, feature=None) if options.column else attack
     at_truth = victim.misfit_at_truth(attack.equation)
     found = attack.run(victim.evidence, seed=case.seed, budget=options.budget)
     matches = match(found, victim.truth)
@@ -131,7 +135,9 @@ def run(case: Case, options: argparse.Namespace) -> Row:
     return {
         **result(found, matches),
         "case": f"{case.data} {'x'.join(map(str, case.hidden))} {case.activation}",
-        "arm": ("swapped" if case.swap else "as drawn") + (", polished" if options.polish else ""),
+        "arm": ("swapped" if case.swap else "as drawn")
+        + (", polished" if options.polish else "")
+        + (", by columns" if options.column else ""),
         "seed": case.seed,
         "n": case.n,
         "close_control": matches.control.close,
