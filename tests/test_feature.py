@@ -36,8 +36,8 @@ def moving(activation="relu", seed=0, steps=200):
 def bind(evidence, samples=N, feature=None, units=None, whole=False, space=None):
     feature = Feature() if feature is None else feature
     space = full(D) if space is None else space
-    known = feature.rows(evidence, decay_factor(evidence), space, samples)
-    return feature.bind(evidence, known, space, units, whole)
+    known = feature.rows(evidence, decay_factor(evidence), space, samples, units)
+    return feature.bind(evidence, known, space, whole)
 
 
 def probe_of(x, m=64):
@@ -101,12 +101,12 @@ def test_units_of_its_own_are_all_that_a_part_uses():
     evidence, x = moving()
     units = torch.arange(0, 120, 2)
     others = torch.arange(1, 120, 2)
-    final = {k: p.clone() for k, p in evidence.final.items()}
     before = bind(evidence, units=units)
+    final = {k: p.clone() for k, p in evidence.final.items()}
     noisy = random_evidence((D, 120, 60, 1), seed=9).final
     final["0.weight"][others] = noisy["0.weight"][others]
-    bent = dataclasses.replace(evidence, final=final)
-    after = Feature().bind(bent, Feature().rows(evidence, decay_factor(evidence), full(D), N), full(D), units)
+    final["2.weight"][:, others] = noisy["2.weight"][:, others]
+    after = bind(dataclasses.replace(evidence, final=final), units=units)
     torch.testing.assert_close(after.score(x), before.score(x))
 
 

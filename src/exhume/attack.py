@@ -165,8 +165,8 @@ class SpanAttack:
         final = place(everything, point.z, None, self._solver(evidence), partial(clock.tick, "final fit"))
         if self.sharpen is not None and not clock.expired:
             everything = self._sharpened(self.sharpen, evidence, ground, everything, final.point)
-            final = self._solver(evidence).minimise(
-                everything, final.point.z, partial(clock.tick, "second fit")
+            final = place(
+                everything, final.point.z, None, self._solver(evidence), partial(clock.tick, "second fit")
             )
         certificate = None
         if found.parts is not None:
@@ -238,11 +238,11 @@ class SpanAttack:
     def single(self, evidence: Evidence, ground: Ground) -> Single | None:
         """The equation that samples are sought by one at a time, or None where there is none."""
         space, first = ground.space, ground.first if ground.reduced else None
+        samples = max(0 if first is None else first.rank, self.samples or 0)
         if self.feature is not None:
-            samples = max(0 if first is None else first.rank, self.samples or 0)
-            known = self.feature.rows(evidence, ground.decay, space, samples)
-            if known is not None:
-                return ByFeatures(self.feature, evidence, ground.decay, known, space)
+            features = ByFeatures(self.feature, evidence, ground.decay, space, samples)
+            if features.applies:
+                return features
         bent = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
         if self.column is not None and first is not None and bent:
             return BySignals(self.column, evidence, first, space, self.sharpness)

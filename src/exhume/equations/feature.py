@@ -113,11 +113,13 @@ class RowSpace:
         rows: right singular vectors times singular values [w_1 (+ 1), R].
         samples: number of samples n.
         bias: whether the last coordinate is that of the bias.
+        units: hidden units of the first layer that are used; None for all.
     """
 
     rows: Tensor
     samples: int
     bias: bool
+    units: Tensor | None
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,9 @@ class Feature:
         most = min(self.times * samples, outer, int(inner - self.spare * space.dim))
         return most if most >= samples else 0
 
-    def rows(self, evidence: Evidence, decay: Decay, space: Space, samples: int) -> RowSpace | None:
+    def rows(
+        self, evidence: Evidence, decay: Decay, space: Space, samples: int, units: Tensor | None = None
+    ) -> RowSpace | None:
         """The leading rows of the second-layer change; None where they cannot hold or tell that many samples.
 
         Args:
@@ -151,6 +155,7 @@ class Feature:
             decay: what is left of the initialisation.
             space: where the candidates live.
             samples: number of samples n.
+            units: hidden units of the first layer to use; None for all. The others are not looked at.
         """
         most = self.room(evidence, space, samples)
         if not most:
@@ -158,32 +163,23 @@ class Feature:
         chain = evidence.chain
         assert chain is not None
         target, name = decayed_target(evidence, decay), chain.biases[1]
-        change = target[chain.weights[1]]
+        change = target[chain.weights[1]] if units is None else target[chain.weights[1]][:, units]
         bias = None if name is None or decay.weight != decay.bias else target[name]
         if bias is not None:
             change = torch.cat([change, bias[:, None]], 1)
-        values, right = torch.linalg.svd(change, full_matrices=False)[1:]
-        above = int((values > rounding(evidence, change, chain.weights[1])).sum())
-        rank = min(above, most)
+        values, right = _leading_svd(change, most)
+        rank = int((values > rounding(evidence, change, chain.weights[1])).sum())
         if rank < samples:
             return None
-        return RowSpace(right[:rank].T * values[:rank], samples, bias is not None)
+        return RowSpace(right[:, :rank] * values[:rank], samples, bias is not None, units)
 
-    def bind(
-        self,
-        evidence: Evidence,
-        known: RowSpace,
-        space: Space,
-        units: Tensor | None = None,
-        whole: bool = False,
-    ) -> BoundFeature:
+    def bind(self, evidence: Evidence, known: RowSpace, space: Space, whole: bool = False) -> BoundFeature:
         """Fix the evidence.
 
         Args:
             evidence: must have a dense chain.
             known: see `rows`.
             space: where the candidates live.
-            units: hidden units of the first layer to use; None for all.
             whole: use all the rows, for placing a sample, rather than one for each sample, for seeking.
         """
         chain = evidence.chain
@@ -193,8 +189,18 @@ class Feature:
         )
         nodes = tuple(dense_node(first, evidence.at(v), space.origin, space.basis) for v in self.nodes)
         rows = known.rows
-        if units is not None:
-            last = torch.tensor([len(rows) - 1] if known.bias else [], dtype=torch.long)
-            rows = rows[torch.cat([units, last])]
         columns = torch.linalg.qr(rows / rows.norm(dim=0))[0] if whole else leading(rows, known.samples)
-        return BoundFeature(Hidden(nodes, units, known.bias), columns, columns[:, :0], rows, known.samples)
+        vectors = Hidden(nodes, known.units, known.bias)
+        return BoundFeature(vectors, columns, columns[:, :0], rows, known.samples)
+
+
+def _leading_svd(matrix: Tensor, most: int) -> tuple[Tensor, Tensor]:
+    """Leading singular values [k] and right singular vectors [w, k], k <= most."""
+    if 3 * most > min(matrix.shape):
+        values, right = torch.linalg.svd(matrix, full_matrices=False)[1:]
+        return values[:most], right[:most].T
+    # The spectrum falls fast, so that a few power iterations tell the leading part to rounding.
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        _, values, right = torch.svd_lowrank(matrix, most + 10, niter=4)
+    return values[:most], right[:, :most]

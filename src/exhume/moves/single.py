@@ -119,35 +119,41 @@ class ByFeatures:
         feature: its configuration.
         evidence: what is attacked.
         decay: what is left of the initialisation.
-        known: rows of the second-layer change.
         space: where the candidates live.
+        samples: how many there are.
         solver: places all candidates, each on its own.
     """
 
     feature: Feature
     evidence: Evidence
     decay: Decay
-    known: RowSpace
     space: Space
+    samples: int
     solver: BatchedLM = BatchedLM(iterations=30, tolerance=1e-4)
     where: str = "the row space of the second-layer change"
 
+    def _known(self, evidence: Evidence, units: Tensor | None) -> RowSpace | None:
+        return self.feature.rows(evidence, self.decay, self.space, self.samples, units)
+
     @property
-    def samples(self) -> int:
-        """As stated, or the rank of the first-layer change."""
-        return self.known.samples
+    def applies(self) -> bool:
+        """Whether the second-layer change holds as many directions as there are samples."""
+        return self._known(self.evidence, None) is not None
 
     def stages(self, probe: Tensor, units: Tensor | None) -> Stages:
         """Sought in about as many rows as samples are missing, placed in all."""
-        sought = self.feature.bind(self.evidence, self.known, self.space, units)
-        placed = self.feature.bind(self.evidence, self.known, self.space, units, whole=True)
+        known = self._known(self.evidence, units)
+        assert known is not None
+        sought, placed = (
+            self.feature.bind(self.evidence, known, self.space, whole) for whole in (False, True)
+        )
         return Stages((sought,), placed)
 
     def fit(
         self, objective: Objective, z: Tensor, units: Tensor | None, solver: VarPro, progress: Progress
     ) -> Solution[Point]:
         """One by one."""
-        placed = self.feature.bind(self.evidence, self.known, self.space, units, whole=True)
+        placed = self.stages(z, units).placed
         point = objective.at(self._scaled(self.solver.minimise(placed.expand, self.space.retract, z)[0]))
         progress(point.loss)
         reason = "Every candidate was placed on its own, by its hidden features."
@@ -157,7 +163,8 @@ class ByFeatures:
         """Candidates no larger than the range of features allows: without biases no equation tells their norm."""
         chain, box = self.evidence.chain, self.evidence.input.box()
         assert chain is not None
-        if self.known.bias or chain.biases[0] is not None or box is None or self.space.origin is not None:
+        pinned = any(name is not None for name in chain.biases[:2]) or self.space.origin is not None
+        if pinned or box is None:
             return z
         high = torch.where(box[1] > 0, box[1], torch.inf)
         outside = (self.space.expand(z) / high).amax(1, keepdim=True)
@@ -169,10 +176,9 @@ class ByFeatures:
 
     def again(self, end: Parameters, z: Tensor) -> Tensor:
         """Where candidates z [m, q] are placed in weights of the folded net, as `fit` does in the true ones."""
-        known = self.known
         trained = replace(self.evidence, final=unfold(self.evidence, self.space, end))
-        rows = self.feature.rows(trained, self.decay, self.space, known.samples)
-        if rows is None:
+        known = self._known(trained, None)
+        if known is None:
             return z
-        placed = self.feature.bind(trained, rows, self.space, whole=True)
+        placed = self.feature.bind(trained, known, self.space, whole=True)
         return self.solver.minimise(placed.expand, self.space.retract, z)[0]
