@@ -76,10 +76,14 @@ class FirstLayer:
 
 
 def decayed_target(evidence: Evidence, decay: Decay) -> Parameters:
-    """Return t = theta_f - kappa * theta_0 in float64, one kappa per decay group; theta_f without an init."""
+    """Return t = theta_f - kappa * theta_0 in float64, one kappa per decay group.
+
+    Without initial weights t = r theta_f, the left side of the equation of a stationary point (docs/kkt.md), with r
+    the weight decay of a parameter relative to that of the recipe.
+    """
     final = evidence.at(1.0)
     if evidence.init is None:
-        return final
+        return {k: evidence.recipe.share(k) * p for k, p in final.items()}
     return {k: p - decay.of(p) * evidence.init[k].double() for k, p in final.items()}
 
 

@@ -14,6 +14,7 @@ from exhume.evidence import Evidence
 from exhume.hermite import hermite
 from exhume.presets import ATTACKS
 from exhume.regime import Regime, laziness, regimes
+from exhume.rows import FirstRows
 from exhume.survey import Ground, survey
 
 
@@ -139,6 +140,8 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
             how = f"by one descent of {attack.steps:,} steps"
         if isinstance(attack, AlgebraAttack):
             how = "in closed form, where ranks allow"
+        if isinstance(attack, FirstRows):
+            how = "nothing: the rows of the first layer are candidates as they are"
         if samples is None and (first is None or first.rank == 0):
             how += ", if the number of samples is given ([attack] samples)"
         attacks.append(

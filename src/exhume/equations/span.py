@@ -18,7 +18,8 @@ from exhume.equations.span_dense import bind_dense
 from exhume.equations.span_module import ModuleSpan
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence, Parameters
-from exhume.functional import DenseChain
+from exhume.functional import DenseChain, Smoothing
+from exhume.smoothing import smoothed_forward
 from exhume.spaces import Space
 
 
@@ -65,7 +66,7 @@ class Span:
         evidence: Evidence,
         space: Space,
         decay: Decay,
-        smoothing: float | None = None,
+        smoothing: Smoothing | None = None,
         part: Part | None = None,
     ) -> Bound:
         """Fix the evidence: structured products for a dense chain, torch.func for any other module.
@@ -74,7 +75,7 @@ class Span:
             evidence: weights and forward function.
             space: where the candidates live; a subspace also shrinks the first-layer equations.
             decay: what is left of the initialisation.
-            smoothing: slope of the softplus that replaces ReLU, for dense chains.
+            smoothing: what stands in for every ReLU: a slope of the softplus, or the relaxed ReLU.
             part: use only some of the equations (see `halves`); None uses all.
 
         Raises:
@@ -85,8 +86,6 @@ class Span:
             gaps.append("the initial weights, for nodes other than the final ones")
         if evidence.chain is None and self.layers == "last":
             gaps.append("a plain dense network, for the last layer alone")
-        if evidence.chain is None and smoothing is not None:
-            gaps.append("a plain dense network, for smoothing its activations")
         if gaps:
             raise MissingEvidence(
                 f"the span equation needs {' and '.join(gaps)}; provide it or change the equation"
@@ -109,7 +108,8 @@ class Span:
         weights = {k: torch.tensor(v, dtype=torch.float64) for k, v in scale.items()}
         if part is not None:
             weights = {k: v * part.mask(target[k]) for k, v in weights.items()}
-        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, weights)
+        forward = evidence.forward if smoothing is None else smoothed_forward(evidence.forward, smoothing)
+        return ModuleSpan(forward, params, target, space, evidence.input.shape, weights)
 
 
 def moved(evidence: Evidence, name: str) -> bool:

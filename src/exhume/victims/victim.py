@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 from torch import nn
 
@@ -13,7 +14,7 @@ from exhume.objective import Objective
 from exhume.spaces import full
 from exhume.truth import Truth
 from exhume.victims.data import Split, load, split
-from exhume.victims.nets import mlp
+from exhume.victims.nets import mlp, small_start
 from exhume.victims.train import TrainConfig, Trained, train
 
 
@@ -26,8 +27,9 @@ class Case:
         n: training rows; as many control rows are drawn.
         hidden: widths of the hidden layers.
         activation: between them.
-        bias: whether layers have biases.
-        training: the recipe.
+        bias: whether layers have biases, or the "first" alone.
+        training: the recipe; with "cross-entropy" the net has an output for each class, and rows are drawn by class.
+        start: standard deviation of the initial first layer; None for PyTorch's default.
         seed: of the rows and of the initialisation.
         swap: train on the control rows instead, and call the training rows control.
     """
@@ -36,8 +38,9 @@ class Case:
     n: int = 20
     hidden: tuple[int, ...] = (2000,)
     activation: str = "relu"
-    bias: bool = True
+    bias: bool | Literal["first"] = True
     training: TrainConfig = field(default_factory=lambda: TrainConfig(max_steps=200_000))
+    start: float | None = None
     seed: int = 0
     swap: bool = False
 
@@ -79,7 +82,8 @@ class Victim:
 
 def make_victim(case: Case) -> Victim:
     """Draw rows, train a network on them and hand out both sides."""
-    return train_victim(case, split(load(case.data), case.n, case.seed))
+    by_class = case.training.loss == "cross-entropy"
+    return train_victim(case, split(load(case.data), case.n, case.seed, by_class=by_class))
 
 
 def train_victim(case: Case, rows: Split) -> Victim:
@@ -88,8 +92,13 @@ def train_victim(case: Case, rows: Split) -> Victim:
         rows = Split(train=rows.control, control=rows.train, spec=rows.spec)
     size = rows.spec.size
     dtype = case.training.dtype
-    model = mlp((size, *case.hidden, 1), case.activation, case.bias, seed=case.seed, dtype=dtype)
-    trained = train(model, rows.spec.encode(rows.train.x), rows.train.y, case.training)
+    classes = case.training.loss == "cross-entropy"
+    y = rows.train.label if classes else rows.train.y
+    outputs = int(y.max()) + 1 if classes else 1
+    model = mlp((size, *case.hidden, outputs), case.activation, case.bias, seed=case.seed, dtype=dtype)
+    if case.start is not None:
+        small_start(model, case.start, case.seed)
+    trained = train(model, rows.spec.encode(rows.train.x), y, case.training)
     model.load_state_dict(trained.final)
     config = case.training
     evidence = Evidence.from_module(
@@ -99,13 +108,14 @@ def train_victim(case: Case, rows: Split) -> Victim:
         recipe=Recipe(
             loss=config.loss,
             reduction="mean",
-            labels="pm1",
+            labels="index" if classes else "pm1",
             optimizer=config.optimizer,
             lr=config.lr,
             steps=trained.steps,
             momentum=config.momentum,
             weight_decay=config.weight_decay,
             batch_size=config.batch_size or case.n,
+            decay_share=config.decay_share or None,
         ),
     )
     return Victim(case, rows, model, trained, evidence, rows.truth())
