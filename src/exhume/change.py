@@ -210,7 +210,7 @@ def first_layer(evidence: Evidence, decay: Decay) -> FirstLayer:
     size = evidence.input.size
     space = Space(size)
     if rank:
-        space = _affine(rows) if joint else subspace(rows)
+        space = affine(rows) if joint else subspace(rows)
     return FirstLayer(
         spectrum=values,
         floor=floor,
@@ -234,7 +234,7 @@ def _norm(weight: Tensor, bias: Tensor | None) -> float | None:
     return float(weight.norm() / bias.norm())
 
 
-def _affine(rows: Tensor) -> Space:
+def affine(rows: Tensor) -> Space:
     """The x with (x, 1) in the span of orthonormal rows [r, d + 1]: an affine set of dimension r - 1."""
     size = rows.shape[1] - 1
     last = rows[:, -1]

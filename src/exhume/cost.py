@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -30,6 +30,7 @@ from exhume.attack import SpanAttack
 from exhume.descent import Descent
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
+from exhume.kkt import KKTAttack
 from exhume.rows import FirstRows
 from exhume.survey import Ground
 
@@ -73,7 +74,7 @@ class Cost:
 
 
 def estimate(
-    attack: SpanAttack | Descent | AlgebraAttack | FirstRows,
+    attack: SpanAttack | Descent | AlgebraAttack | KKTAttack | FirstRows,
     evidence: Evidence,
     ground: Ground,
     rows: int = 0,
@@ -92,6 +93,8 @@ def estimate(
         return _closed_form(attack, evidence, ground, rows)
     if isinstance(attack, FirstRows):
         return _rows(evidence, rows)
+    if isinstance(attack, KKTAttack):
+        return _descent(replace(attack.descent, samples=attack.samples), evidence, ground, rows)
     chain, nodes = evidence.chain, len(attack.equation.nodes)
     total = sum(p.numel() for p in evidence.final.values())
     widths = [] if chain is None else [evidence.final[name].shape[0] for name in chain.weights]

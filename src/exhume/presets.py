@@ -12,11 +12,13 @@ from exhume.equations.column import Column
 from exhume.equations.span import EquationWeights, Span
 from exhume.heads import EveryClass, Labelled, RunnerUp
 from exhume.inversion import ClassScore
+from exhume.kkt import KKTAttack
+from exhume.moves.corners import Corners
 from exhume.moves.polish import Polish
 from exhume.multipliers import Floored, Plain, Squares
 from exhume.rows import FirstRows
 
-Attack = SpanAttack | Descent | AlgebraAttack | FirstRows
+Attack = SpanAttack | Descent | AlgebraAttack | KKTAttack | FirstRows
 LOO_STEPS = 80_001  # of the published code
 
 
@@ -48,6 +50,36 @@ def algebra(samples: int | None = None) -> AlgebraAttack:
         samples: number of training samples, if known.
     """
     return AlgebraAttack(samples=samples)
+
+
+def kkt(samples: int | None = None, *, steps: int = 3000) -> KKTAttack:
+    """Recover samples from final weights alone; this project's own attack.
+
+    Corners of the box in the row space of the first layer, where it shows a rank; else a descent on the equation of
+    final weights alone, with multipliers eliminated and a smoothed derivative of ReLU whose slope grows from 10 to
+    200.
+
+    Args:
+        samples: number of training samples, if known.
+        steps: of the descent.
+    """
+    return KKTAttack(
+        name="kkt",
+        corners=Corners(),
+        descent=Descent(
+            name="kkt",
+            equation=Span(nodes=(1.0,)),
+            multipliers=Eliminated(),
+            optimiser=Adam(0.02),
+            steps=steps,
+            surplus=2.0,
+            spread=0.1,
+            box=0.1,
+            anneal=Anneal(10.0, steps / 2.3, 200.0, relaxed=True),
+            forgotten=True,
+        ),
+        samples=samples,
+    )
 
 
 def loo(samples: int | None = None, *, both: bool = True, steps: int = LOO_STEPS) -> Descent:
@@ -321,6 +353,12 @@ ATTACKS: dict[str, Entry] = {
         "this project, after Shen et al. 2026",
         "initial and final weights, or final weights at a stationary point",
         "two layers of one output with a polynomial activation of degree 3 or more",
+    ),
+    "kkt": Entry(
+        kkt,
+        "this project",
+        "final weights; the number of samples where their rank does not tell",
+        "dense networks trained with decay or from a small start, on features that reach the ends of their range",
     ),
     "loo": Entry(
         loo,
