@@ -417,6 +417,7 @@ def test_inversion_drives_the_classes_apart_within_the_range():
     begun = attack.begin(evidence, seed=1)
     found = attack.run(evidence, seed=1)
     start = score(evidence.output(begun.leaf))
+    assert found.steps == 400 and found.loss < 0  # a score has no floor
     u = found.x
     f = evidence.output(u)[:, 0]
     assert float(f.max() - f.min()) > float(start)

@@ -320,6 +320,7 @@ def naive(
         surplus=2.0,
         spread=spread,
         wall=1.0,
+        floor=float("-inf"),
         forgotten=True,
     )
 
