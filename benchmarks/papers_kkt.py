@@ -1,11 +1,11 @@
 """Attacks on final weights alone: ours, the published ones and their baselines, scored on train and on control rows.
 
 Four kinds of victim, each 784-300-300-C with biases in the first layer alone, a small start and weight decay run to
-a stationary point: MNIST parity and Fashion-MNIST on 20 rows, ten classes on 10 x 5 rows of MNIST, and regression of
-the digit on squared loss. Fashion-MNIST is left out where its file is not there. An attack sees the final weights, the
-range of pixels, a public mean and the number of rows. A match is one-to-one within 30% (close: 10%) of the row less
-the public mean; cosines and SSIM > 0.4 are one-to-one too, on rows less the mean and on images. "first-rows" has 300
-candidates, the others at most 40 or 100.
+a stationary point: MNIST parity and Fashion-MNIST on 20 rows, ten classes on 10 x 5 rows of MNIST, and regression
+of the digit on squared loss. Fashion-MNIST is left out where its file is not there. An attack sees the final weights,
+the range of pixels, a public mean and the number of rows. A match is one-to-one within 30% (close: 10%) of the row
+less the public mean; cosines and SSIM > 0.4 are one-to-one too, on rows less the mean and on images. "first-rows" has
+300 candidates, the others at most 40 or 100.
 
     python benchmarks/papers_kkt.py --quick
 """
