@@ -91,6 +91,7 @@ def arms(name: str, n: int, seed: int, chosen: argparse.Namespace) -> Iterator[t
     steps = chosen.steps
     if name == "ten classes":
         yield f"buzaglo, {steps:,} steps", presets.buzaglo(n, steps=steps)
+        return  # a multiplier for each of ten outputs of a hundred candidates: minutes for the descent of ours
     elif name == "regression":
         yield f"buzaglo-decay, {steps:,} steps", presets.buzaglo_decay(n, lr=0.1, steps=steps)
     else:
