@@ -16,7 +16,7 @@ ABOVE = {  # the attacker's side of the firewall: these names, and every module 
     "errors", "evidence", "checkpoints", "schema", "candidates", "functional", "dense", "linalg", "change", "spaces",
     "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "snapshot", "certificate",
     "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent", "clock", "nulls",
-    "assumptions", "cost", "hermite", "ambiguity",
+    "assumptions", "cost", "hermite", "ambiguity", "smoothing", "heads", "multipliers", "inversion", "rows", "kkt",
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
@@ -38,9 +40,7 @@ class Batched:
         batch = torch.randperm(len(row), generator=self.generator)[: self.size]
         others = self._contribution(row) - self._part(row[batch])
         target = self.whole.equation.target()
-        rest = Joint(
-            self.whole.equation.aimed_at(target - others), self.whole.inner, self.whole.unit, self.whole.terms
-        )
+        rest = replace(self.whole, equation=self.whole.equation.aimed_at(target - others))
         here = rest.at(row[batch])
         outside = torch.ones(len(row), dtype=torch.bool)
         outside[batch] = False

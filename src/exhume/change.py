@@ -76,10 +76,14 @@ class FirstLayer:
 
 
 def decayed_target(evidence: Evidence, decay: Decay) -> Parameters:
-    """Return t = theta_f - kappa * theta_0 in float64, one kappa per decay group; theta_f without an init."""
+    """Return t = theta_f - kappa * theta_0 in float64, one kappa per decay group.
+
+    Without initial weights t = r theta_f, the left side of the equation of a stationary point (docs/kkt.md), with r
+    the weight decay of a parameter relative to that of the recipe.
+    """
     final = evidence.at(1.0)
     if evidence.init is None:
-        return final
+        return {k: evidence.recipe.share(k) * p for k, p in final.items()}
     return {k: p - decay.of(p) * evidence.init[k].double() for k, p in final.items()}
 
 
@@ -204,7 +208,7 @@ def first_layer(evidence: Evidence, decay: Decay) -> FirstLayer:
     size = evidence.input.size
     space = Space(size)
     if rank:
-        space = _affine(rows) if joint else subspace(rows)
+        space = affine(rows) if joint else subspace(rows)
     return FirstLayer(
         spectrum=values,
         floor=floor,
@@ -228,7 +232,7 @@ def _norm(weight: Tensor, bias: Tensor | None) -> float | None:
     return float(weight.norm() / bias.norm())
 
 
-def _affine(rows: Tensor) -> Space:
+def affine(rows: Tensor) -> Space:
     """The x with (x, 1) in the span of orthonormal rows [r, d + 1]: an affine set of dimension r - 1."""
     size = rows.shape[1] - 1
     last = rows[:, -1]

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -31,6 +31,8 @@ from exhume.attack import SpanAttack
 from exhume.descent import Descent
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
+from exhume.kkt import KKTAttack
+from exhume.rows import FirstRows
 from exhume.survey import Ground
 
 NUMBER = 8  # bytes
@@ -73,7 +75,10 @@ class Cost:
 
 
 def estimate(
-    attack: SpanAttack | Descent | AlgebraAttack, evidence: Evidence, ground: Ground, rows: int = 0
+    attack: SpanAttack | Descent | AlgebraAttack | KKTAttack | FirstRows,
+    evidence: Evidence,
+    ground: Ground,
+    rows: int = 0,
 ) -> Cost:
     """Estimate what an attack will allocate, by the formulas above; nothing is allocated.
 
@@ -87,6 +92,10 @@ def estimate(
         return _descent(attack, evidence, ground, rows)
     if isinstance(attack, AlgebraAttack):
         return _closed_form(attack, evidence, ground, rows)
+    if isinstance(attack, FirstRows):
+        return _rows(evidence, rows)
+    if isinstance(attack, KKTAttack):
+        return _descent(replace(attack.descent, samples=attack.samples), evidence, ground, rows)
     chain, nodes = evidence.chain, len(attack.equation.nodes)
     total = sum(p.numel() for p in evidence.final.values())
     widths = [] if chain is None else [evidence.final[name].shape[0] for name in chain.weights]
@@ -163,6 +172,19 @@ def _closed_form(attack: AlgebraAttack, evidence: Evidence, ground: Ground, rows
         "distances": 6.0 * rows * n,
     }
     return Cost(parts, float(width) ** 2 * ground.space.dim, n, ground.space.dim, "a narrower network")
+
+
+def _rows(evidence: Evidence, rows: int) -> Cost:
+    """The Gram matrix of all rows, both signs."""
+    total, d = sum(p.numel() for p in evidence.final.values()), evidence.input.size
+    m = 0 if evidence.chain is None else 2 * evidence.final[evidence.chain.weights[0]].shape[0]
+    gram = float(m * evidence.outputs)
+    parts = {
+        "weights": 5.0 * total,
+        "Gram matrix": 4.0 * gram**2 + 12.0 * m * d,
+        "distances to the rows": 6.0 * rows * m,
+    }
+    return Cost(parts, EIGEN * gram**3, m, 0, "a narrower network")
 
 
 def refuse(

@@ -1,10 +1,11 @@
-"""Published attacks on the change of weights: one random start, one long descent by a first-order method."""
+"""Published attacks on weights: one random start, one long descent by a first-order method."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -17,8 +18,11 @@ from exhume.equations.base import Bound
 from exhume.equations.span import Span, last_layer, moved
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence
-from exhume.functional import DenseChain, leaky_backward
+from exhume.functional import DenseChain, Relaxed, Smoothing, leaky_backward
+from exhume.heads import Head, Outputs
+from exhume.inversion import BoundScore, ClassScore, explained
 from exhume.joint import Joint
+from exhume.multipliers import Multipliers, Plain
 from exhume.objective import Objective, Point
 from exhume.reconstruction import Reconstruction
 from exhume.solvers.base import Solution
@@ -37,16 +41,22 @@ class Anneal:
         base: about the slope at the start.
         decade: steps in which the second summand grows tenfold.
         most: largest slope.
+        relaxed: smooth the derivative alone, with values those of ReLU.
     """
 
     base: float = 10.0
     decade: float = 20_000.0
     most: float = 200.0
+    relaxed: bool = False
 
     def at(self, step: int) -> float:
         """Beta at a step, to three digits, so that an equation is bound anew only where that matters."""
         beta = min(self.base + 10 ** (step / self.decade), self.most)
         return float(f"{beta:.3g}")
+
+    def smoothing(self, step: int) -> Smoothing:
+        """What stands in for ReLU at a step."""
+        return Relaxed(self.at(step)) if self.relaxed else self.at(step)
 
 
 @dataclass(frozen=True)
@@ -98,13 +108,27 @@ class Eliminated:
 
 @dataclass(frozen=True)
 class Drawn:
-    """Multipliers as unknowns a of their own, c = a / (m C) for m candidates and C outputs.
+    """Multipliers as unknowns of their own, lambda / (m C) for m candidates and C outputs; lambda / m with a head.
 
     Args:
-        width: a starts uniform in [-width, width].
+        width: the unknowns start uniform in [centre - width, centre + width], or normal with that deviation.
+        centre: see `width`.
+        law: "uniform" or "normal".
+        kind: how lambda is written in the unknowns.
     """
 
     width: float = 0.5
+    centre: float = 0.0
+    law: Literal["uniform", "normal"] = "uniform"
+    kind: Multipliers = Plain()
+
+    def draw(self, m: int, k: int, generator: torch.Generator) -> Tensor:
+        """The unknowns at the start [m, k]."""
+        if self.law == "normal":
+            drawn = torch.randn(m, k, generator=generator, dtype=torch.float64)
+        else:
+            drawn = 2 * torch.rand(m, k, generator=generator, dtype=torch.float64) - 1
+        return (self.centre + self.width * drawn) / self.kind.pace
 
 
 @dataclass(frozen=True)
@@ -133,7 +157,7 @@ class Descent:
 
     Args:
         name: shown in reports.
-        equation: one span equation for all samples.
+        equation: one span equation for all samples; or a score to be driven up, without an equation.
         multipliers: unknowns of their own, or eliminated.
         optimiser: takes the steps.
         steps: how many.
@@ -145,15 +169,18 @@ class Descent:
         rows: whether the search is confined to the row space of the first-layer change.
         basis: rows [r, d] that it is confined to instead, as somebody knows them who knows the data: a reference.
         box: weight of each candidate's mean squared violation of the range, in the units of |t|^2; 0 for none.
+        wall: weight of the summed violation instead, of [-1, 1] where the range is not known; 0 for none.
         detail: weight of the high-frequency penalty of images, likewise.
-        anneal: softplus in place of ReLU; None for ReLU itself.
+        anneal: softplus or relaxed ReLU in place of ReLU; None for ReLU itself.
         leak: slope at which an inactive ReLU is differentiated on random features, dense layers that did not change
             below one that did; None for its own slope, as everywhere else.
         floor: stop when the loss is below this.
+        head: the direction of outputs that a multiplier stands for.
+        forgotten: whether the final weights themselves are explained, whatever is known of the initial ones.
     """
 
     name: str
-    equation: Span
+    equation: Span | ClassScore
     multipliers: Eliminated | Drawn | Solved
     optimiser: Adam | Lazy | Momentum
     steps: int
@@ -165,16 +192,21 @@ class Descent:
     rows: bool = False
     basis: Tensor | None = None
     box: float = 0.0
+    wall: float = 0.0
     detail: float = 0.0
     anneal: Anneal | None = None
     leak: float | None = None
     floor: float = 0.0
+    head: Head = Outputs()
+    forgotten: bool = False
 
     def missing(self, evidence: Evidence) -> tuple[str, ...]:
         """What the attack needs and the evidence lacks."""
         gaps = []
         used = last_layer(evidence) if self.equation.layers == "last" else tuple(evidence.final)
-        if evidence.init is None:
+        if self.forgotten:
+            pass
+        elif evidence.init is None:
             gaps.append("the initial weights ([model] init)")
         elif not any(moved(evidence, k) for k in evidence.final):
             gaps.append("final weights that differ from the initial ones")
@@ -182,10 +214,12 @@ class Descent:
             gaps.append("a last layer that changed in training")
         if self.sphere and evidence.input.sample_norm is None:
             gaps.append("the norm of every model input ([input] sample_norm)")
-        if evidence.chain is None and (self.rows or self.anneal):
+        if evidence.chain is None and self.rows:
             gaps.append("a plain dense network")
         elif used is None:
             gaps.append("a model whose outputs are those of a linear layer")
+        if (gap := self.head.gap(evidence.outputs)) is not None:
+            gaps.append(gap)
         return tuple(gaps)
 
     def run(
@@ -216,7 +250,9 @@ class Descent:
             self.floor,
             lambda loss: clock.tick(self.name, loss),
         )
-        return self._report(evidence, began.ground, began.problem(solution.steps), solution, seed, clock)
+        return self._report(
+            self._seen(evidence), began.ground, began.problem(solution.steps), solution, seed, clock
+        )
 
     def begin(self, evidence: Evidence, seed: int = 0) -> Begun:
         """Everything before the first step.
@@ -225,7 +261,8 @@ class Descent:
             MissingEvidence: the evidence lacks something; all gaps are named.
         """
         gaps = self.missing(evidence)
-        ground = survey(evidence) if evidence.init is not None else None
+        evidence = self._seen(evidence)
+        ground = survey(evidence) if evidence.init is not None or self.forgotten else None
         n = self.samples or (0 if ground is None or ground.first is None else ground.first.rank)
         if not n and ground is not None:
             gaps = (*gaps, "the number of samples ([attack] samples)")
@@ -240,6 +277,8 @@ class Descent:
         )
         problems = self._problems(evidence, ground, space)
         z = space.retract(self.spread * draw)
+        if isinstance(self.equation, ClassScore):
+            return Begun(ground, lambda step: problems(step, None), z)
         leaf, unit = self._start(problems(0, None).equation, space, z, generator)
         if self.batch is None or unit is None:
             return Begun(ground, lambda step: problems(step, unit), leaf)
@@ -250,6 +289,10 @@ class Descent:
             return batched
 
         return Begun(ground, problem, leaf)
+
+    def _seen(self, evidence: Evidence) -> Evidence:
+        """The evidence without what the attack does not use."""
+        return replace(evidence, init=None) if self.forgotten else evidence
 
     def _space(self, evidence: Evidence, ground: Ground) -> Space:
         if self.rows and self.basis is None:  # survey kept the sphere where the norm is known
@@ -262,22 +305,34 @@ class Descent:
         self, evidence: Evidence, ground: Ground, space: Space
     ) -> Callable[[int, float | None], Any]:
         """What is minimised at a step, for a unit of the multipliers (None where they are eliminated)."""
-        terms = self._terms(evidence)
-        slope: float | None = None
+        terms, span = self._terms(evidence), self.equation
+        if isinstance(span, ClassScore):
+            score = span.bind(evidence, space, terms)
+            return lambda step, unit: score
+        slope: Smoothing | None = None
         equation: Bound | None = None
+        kind = self.multipliers.kind if isinstance(self.multipliers, Drawn) else Plain()
+        head = None if isinstance(self.head, Outputs) else partial(self._weights, evidence, space)
 
         def problem(step: int, unit: float | None) -> Objective | Joint:
             nonlocal slope, equation
-            now = None if self.anneal is None else self.anneal.at(step)
+            now = None if self.anneal is None else self.anneal.smoothing(step)
             if equation is None or now != slope:
-                slope, equation = now, self.equation.bind(seen, space, ground.decay, now)
-            return Objective(equation, space, terms) if unit is None else Joint(equation, space, unit, terms)
+                slope, equation = now, span.bind(seen, space, ground.decay, now)
+            if unit is None:
+                return Objective(equation, space, terms)
+            return Joint(equation, space, unit, terms, kind, head)
 
         seen = evidence
         if self.leak is not None and (chain := fixed_below(evidence)) is not None:
             phis = tuple(leaky_backward(phi, self.leak) for phi in chain.activations)
             seen = replace(evidence, chain=replace(chain, activations=phis))
         return problem
+
+    def _weights(self, evidence: Evidence, space: Space, z: Tensor, multiplier: Tensor) -> Tensor:
+        """Weights on the gradients of the outputs [m, C], by the head at z."""
+        u = space.expand(z.detach()).view(-1, *evidence.input.shape)
+        return self.head.coefficients(multiplier, lambda: evidence.output(u))
 
     def _terms(self, evidence: Evidence) -> tuple[Term, ...]:
         """Priors, whose weights are for the mean over features of what they penalise."""
@@ -286,6 +341,10 @@ class Descent:
         if self.box and box is not None:
             low, high = box
             terms.append(Box(low, high, self.box / d * float((high - low).square().sum())))
+        if self.wall:
+            one = torch.ones(d, dtype=torch.float64)
+            low, high = (-one, one) if box is None else box
+            terms.append(Box(low, high, self.wall * float((high - low).square().sum())))
         if self.detail and len(evidence.input.shape) in (2, 3):
             terms.append(HighFrequency(evidence.input.shape, self.detail))
         return tuple(terms)
@@ -297,10 +356,13 @@ class Descent:
         match self.multipliers:
             case Eliminated():
                 return z, None
-            case Drawn(width):
+            case Drawn() as drawn if isinstance(self.head, Outputs):
                 k = equation.multiplicity
-                a = width * (2 * torch.rand(len(z), k, generator=generator, dtype=z.dtype) - 1)
+                a = drawn.draw(len(z), k, generator)
                 return torch.cat([z, a], 1), len(self.equation.nodes) / (len(z) * k)
+            case Drawn() as drawn:
+                a = drawn.draw(len(z), self.head.unknowns(equation.multiplicity), generator)
+                return torch.cat([z, a], 1), 1 / len(z)
             case Solved():
                 coef = Objective(equation, space).at(z).coef
                 unit = float(coef.square().mean().sqrt().clamp_min(1e-30))
@@ -310,14 +372,18 @@ class Descent:
         self,
         evidence: Evidence,
         ground: Ground,
-        problem: Objective | Joint | Batched,
+        problem: Objective | Joint | Batched | BoundScore,
         solution: Solution[Any],
         seed: int,
         clock: Clock,
     ) -> Reconstruction:
         point = solution.point
+        misfit = point.misfit
         if isinstance(problem, Joint | Batched):
             space, (z, coef) = problem.space.inner, problem.parts(point.z)
+        elif isinstance(problem, BoundScore):
+            space, z = problem.space, point.z
+            coef, misfit = explained(evidence, ground, space, z)
         else:
             assert isinstance(point, Point)
             space, z, coef = problem.space, point.z, point.coef
@@ -330,7 +396,13 @@ class Descent:
         ]
         if self.anneal is not None:
             often = f"tenfold every {self.anneal.decade:,.0f} steps, up to {self.anneal.most:g}"
-            notes.append(f"softplus stood in for ReLU, with a slope that grew {often}")
+            what = (
+                "a smoothed derivative stood in for that of ReLU"
+                if self.anneal.relaxed
+                else "softplus stood in for ReLU"
+            )
+            grew = f"grew {often}" if self.anneal.base < self.anneal.most else f"was {self.anneal.most:g}"
+            notes.append(f"{what}, with a slope that {grew}")
         if self.batch is not None:
             notes.append(f"{self.batch} candidates moved at each step")
         if self.leak is not None and fixed_below(evidence) is not None:
@@ -341,7 +413,7 @@ class Descent:
             attack=self.name,
             candidates=Candidates(evidence.input.decode(u), coef[order], evidence.output(u)),
             importance=weight[order] / weight.sum().clamp_min(1e-300),
-            misfit=point.misfit,
+            misfit=misfit,
             loss=point.loss,
             status=solution.status,
             reason=solution.reason,

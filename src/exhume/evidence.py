@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 
 import torch
 from torch import Tensor, nn
@@ -67,7 +68,11 @@ class InputSpec:
 
 @dataclass(frozen=True)
 class Recipe:
-    """What is known of the training run; every field may be unknown (None)."""
+    """What is known of the training run; every field may be unknown (None).
+
+    `decay_share` holds patterns of parameter names, each with the weight decay of those parameters relative to
+    `weight_decay`; the first pattern that fits counts, and parameters that none fits have all of it.
+    """
 
     loss: str | None = None
     reduction: str | None = None
@@ -78,6 +83,11 @@ class Recipe:
     momentum: float | None = None
     weight_decay: float | None = None
     batch_size: int | None = None
+    decay_share: tuple[tuple[str, float], ...] | None = None
+
+    def share(self, name: str) -> float:
+        """Weight decay of a parameter relative to `weight_decay`."""
+        return next((share for pattern, share in self.decay_share or () if fnmatch(name, pattern)), 1.0)
 
 
 @dataclass(frozen=True, eq=False)

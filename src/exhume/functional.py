@@ -54,6 +54,24 @@ ACTIVATIONS: dict[str, Elementwise] = {
 
 
 @dataclass(frozen=True)
+class Relaxed:
+    """ReLU whose values are exact, and whose derivative is sigmoid(alpha u) (Haim et al. 2022).
+
+    relu(u) - h(u) + h(u), with all but the last summand held fixed, h(u) = log(1 + exp(alpha u)) / alpha
+
+    Args:
+        alpha: slope of the derivative at the kink is alpha / 4.
+    """
+
+    alpha: float
+
+    def relu(self, u: Tensor) -> Tensor:
+        """Return relu(u), differentiable any number of times."""
+        h = _softplus(u, self.alpha)
+        return F.relu(u).detach() + (h - h.detach())
+
+
+@dataclass(frozen=True)
 class Activation:
     """An elementwise function phi with its first two derivatives (almost everywhere)."""
 
@@ -78,26 +96,41 @@ class Activation:
         """Whether phi'' vanishes almost everywhere."""
         return self.name in ("identity", "relu", "leaky_relu")
 
-    def smoothed(self, beta: float | None) -> Activation:
+    def smoothed(self, smoothing: Smoothing | None) -> Activation:
         """Replace ReLU by the matched softplus log(1 + exp(beta u)) / beta, whose slope is sigmoid(beta u).
 
         Leaky ReLU, which is 0.01 u + 0.99 relu(u), and relu(u) + tanh(u) likewise.
+
+        Args:
+            smoothing: beta; or what keeps the values of ReLU and smooths its derivative; None leaves all as it is.
         """
-        if beta is None:
+        if smoothing is None:
             return self
-
-        def softplus(u: Tensor) -> Tensor:
-            return F.softplus(u, beta=beta, threshold=30.0)
-
+        smooth = stand_in(smoothing)
+        name = "relaxed" if isinstance(smoothing, Relaxed) else "softplus"
         match self.name:
             case "relu":
-                return Activation("softplus", softplus)
+                return Activation(name, smooth)
             case "leaky_relu":
-                return Activation("leaky softplus", lambda u: 0.01 * u + 0.99 * softplus(u))
+                return Activation(f"leaky {name}", lambda u: 0.01 * u + 0.99 * smooth(u))
             case "relu_tanh":
-                return Activation("softplus and tanh", lambda u: softplus(u) + torch.tanh(u))
+                return Activation(f"{name} and tanh", lambda u: smooth(u) + torch.tanh(u))
             case _:
                 return self
+
+
+Smoothing = float | Relaxed
+
+
+def stand_in(smoothing: Smoothing) -> Elementwise:
+    """The function that takes the place of ReLU: the softplus of slope beta, or the relaxed ReLU."""
+    if isinstance(smoothing, Relaxed):
+        return smoothing.relu
+    return lambda u: _softplus(u, smoothing)
+
+
+def _softplus(u: Tensor, beta: float) -> Tensor:
+    return F.softplus(u, beta=beta, threshold=30.0)
 
 
 def leaky_backward(phi: Activation, leak: float) -> Activation:
@@ -150,9 +183,9 @@ class DenseChain:
             return None
         return DenseChain(self.weights[:-1], self.biases[:-1], self.activations[:-1])
 
-    def smoothed(self, beta: float | None) -> DenseChain:
-        """Replace every ReLU by its matched softplus of slope `beta` (None leaves it)."""
-        return replace(self, activations=tuple(phi.smoothed(beta) for phi in self.activations))
+    def smoothed(self, smoothing: Smoothing | None) -> DenseChain:
+        """Replace every ReLU, see `Activation.smoothed`."""
+        return replace(self, activations=tuple(phi.smoothed(smoothing) for phi in self.activations))
 
     def forward(self, params: Mapping[str, Tensor], u: Tensor) -> Tensor:
         """Return the outputs [m, C] for inputs u [m, *shape]."""

@@ -13,8 +13,10 @@ from exhume.attack import SpanAttack
 from exhume.descent import Descent
 from exhume.evidence import Evidence
 from exhume.hermite import hermite
+from exhume.kkt import KKTAttack
 from exhume.presets import ATTACKS
 from exhume.regime import Regime, laziness, regimes
+from exhume.rows import FirstRows
 from exhume.survey import Ground, survey
 
 
@@ -143,6 +145,10 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
             how = f"by one descent of {attack.steps:,} steps"
         if isinstance(attack, AlgebraAttack):
             how = "in closed form, where ranks allow"
+        if isinstance(attack, KKTAttack):
+            how = "corners of the box in the row space of the first layer, or by one descent"
+        if isinstance(attack, FirstRows):
+            how = "nothing: the rows of the first layer are candidates as they are"
         if samples is None and (first is None or first.rank == 0):
             how += ", if the number of samples is given ([attack] samples)"
         attacks.append(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor
 
 from exhume.equations.base import Bound
 from exhume.equations.span_dense import DenseSpan
+from exhume.multipliers import Multipliers, Plain
 from exhume.spaces import Space
 from exhume.terms import Term
 
@@ -56,12 +57,16 @@ class Joint:
         inner: where the candidates live.
         unit: multiplier that a = 1 stands for; it sets how fast multipliers move beside coordinates.
         terms: priors, in the units of |t|^2.
+        multipliers: how a is written.
+        head: from coordinates and multipliers lambda to the weights on the gradients; None where they are the same.
     """
 
     equation: Bound
     inner: Space
     unit: float
     terms: Sequence[Term] = ()
+    multipliers: Multipliers = Plain()
+    head: Callable[[Tensor, Tensor], Tensor] | None = None
 
     @property
     def space(self) -> JointSpace:
@@ -70,8 +75,12 @@ class Joint:
 
     def parts(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates z [m, q] and multipliers c [m, k] of rows."""
-        z, a = row.split([self.inner.dim, row.shape[1] - self.inner.dim], 1)
-        return z, self.unit * a
+        z, a = self._split(row)
+        multiplier = self.multipliers.of(a)
+        return z, self.unit * (multiplier if self.head is None else self.head(z, multiplier))
+
+    def _split(self, row: Tensor) -> list[Tensor]:
+        return list(row.split([self.inner.dim, row.shape[1] - self.inner.dim], 1))
 
     def at(self, row: Tensor) -> JointPoint:
         """Evaluate value and gradient."""
@@ -80,7 +89,8 @@ class Joint:
             z, c = self.parts(leaf)
             missed = self._missed(z, c)
             u = self.inner.expand(z)
-            loss = torch.stack([missed, *(term.value(u).sum() for term in self.terms)]).sum()
+            priors = [term.value(u).sum() for term in self.terms]
+            loss = torch.stack([missed, self.multipliers.penalty(self._split(leaf)[1]), *priors]).sum()
             slope = torch.autograd.grad(loss, leaf)[0]
         return JointPoint(row, float(loss.detach()), float(missed.detach()) / self.equation.energy, slope)
 
@@ -89,16 +99,14 @@ class Joint:
         return point.slope
 
     def _missed(self, z: Tensor, c: Tensor) -> Tensor:
-        """|t - Phi' c|^2 by the route that takes fewer multiplications."""
+        """|t - Phi' c|^2."""
         equation = self.equation
-        target = equation.target()
-        if isinstance(equation, DenseSpan) and equation.gram_is_cheaper(len(z)):
-            inner = equation.potential(z, c, target).sum()
-            return equation.energy - 2 * inner + equation.squared(z, c)
-        return (target - equation.contribution(z, c)).square().sum() + equation.outside
+        if isinstance(equation, DenseSpan):
+            return equation.missed(z, c)
+        return (equation.target() - equation.contribution(z, c)).square().sum() + equation.outside
 
     def stiffness(self, row: Tensor, iterations: int = 10) -> float:
-        """Largest eigenvalue of J'J at rows, J the Jacobian of Phi' c in [z | a], by power iterations."""
+        """Largest eigenvalue of J'J at rows, J the Jacobian of Phi' c in [z | a], c = unit a, by power iterations."""
         z, c = self.parts(row)
         rows, slope = self.equation.rows(z), self.equation.slope(z, c)
         v = torch.randn(row.shape, generator=torch.Generator().manual_seed(0), dtype=row.dtype)

@@ -13,9 +13,15 @@ from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Lazy, Momen
 from exhume.equations.column import Column
 from exhume.equations.feature import Feature
 from exhume.equations.span import EquationWeights, Span
+from exhume.heads import EveryClass, Labelled, RunnerUp
+from exhume.inversion import ClassScore
+from exhume.kkt import KKTAttack
+from exhume.moves.corners import Corners
 from exhume.moves.polish import Polish
+from exhume.multipliers import Floored, Plain, Squares
+from exhume.rows import FirstRows
 
-Attack = SpanAttack | Descent | AlgebraAttack
+Attack = SpanAttack | Descent | AlgebraAttack | KKTAttack | FirstRows
 LOO_STEPS = 80_001  # of the published code
 
 
@@ -48,6 +54,36 @@ def algebra(samples: int | None = None) -> AlgebraAttack:
         samples: number of training samples, if known.
     """
     return AlgebraAttack(samples=samples)
+
+
+def kkt(samples: int | None = None, *, steps: int = 3000) -> KKTAttack:
+    """Recover samples from final weights alone; this project's own attack.
+
+    Corners of the box in the row space of the first layer, where it shows a rank; else a descent on the equation of
+    final weights alone, with multipliers eliminated and a smoothed derivative of ReLU whose slope grows from 10 to
+    200.
+
+    Args:
+        samples: number of training samples, if known.
+        steps: of the descent.
+    """
+    return KKTAttack(
+        name="kkt",
+        corners=Corners(),
+        descent=Descent(
+            name="kkt",
+            equation=Span(nodes=(1.0,)),
+            multipliers=Eliminated(),
+            optimiser=Adam(0.02),
+            steps=steps,
+            surplus=2.0,
+            spread=0.1,
+            box=0.1,
+            anneal=Anneal(10.0, steps / 2.3, 200.0, relaxed=True),
+            forgotten=True,
+        ),
+        samples=samples,
+    )
 
 
 def loo(
@@ -153,6 +189,165 @@ def tansley(
     )
 
 
+def haim(
+    samples: int | None = None,
+    *,
+    spread: float = 0.03497673778414215,
+    lr: float = 0.03052419903283405,
+    rate: float = 1e-4,
+    least: float = 0.4470505589528116,
+    alpha: float = 149.86555429083975,
+    steps: int = 50_000,
+) -> Descent:
+    """The attack of Haim, Vardi, Yehudai, Shamir and Irani (NeurIPS 2022) on the weights of a binary classifier.
+
+    min_{x, l} |theta - 1/m sum_i l_i y_i grad f(x_i)|^2 + sum_i sum_pixels box(x_i)^2 + 5 sum_i relu(least - l_i)^2
+
+    with m = 2n candidates from N(0, spread^2), half of each label, l from U(0, 1), the derivative of ReLU replaced by
+    sigmoid(alpha u), and gradient descent with momentum 0.9. The defaults are those of a published run on MNIST; the
+    paper searched over all of them with an oracle. Deviations: the box is the stated range of the features, where one
+    is stated; float64.
+
+    Args:
+        samples: number of training samples n; an upper bound will do.
+        spread: standard deviation of the start.
+        lr: learning rate of the samples.
+        rate: learning rate of the multipliers.
+        least: floor of the multipliers.
+        alpha: sharpness of the derivative.
+        steps: 50,000 in the paper's code.
+    """
+    return Descent(
+        name="haim",
+        equation=Span(nodes=(1.0,)),
+        multipliers=Drawn(0.5, 0.5, kind=Floored(least, (rate / lr) ** 0.5)),
+        optimiser=Momentum(lr),
+        steps=steps,
+        samples=samples,
+        surplus=2.0,
+        spread=spread,
+        wall=1.0,
+        anneal=Anneal(alpha, most=alpha, relaxed=True),
+        head=Labelled(),
+        forgotten=True,
+    )
+
+
+def buzaglo(
+    samples: int | None = None,
+    *,
+    every: bool = False,
+    squares: bool = False,
+    spread: float = 6.22770037826723e-05,
+    lr: float = 0.0013623494019067482,
+    rate: float = 0.4793320031112019,
+    least: float = 0.20320890155329197,
+    alpha: float = 39.51743620751245,
+    steps: int = 50_000,
+) -> Descent:
+    """The attack of Buzaglo, Haim, Yehudai, Vardi, Oz, Nikankin and Irani (NeurIPS 2023) on many classes.
+
+    min_{x, l} |theta - 1/m sum_i l_i grad (f_y - max_{j != y} f_j)(x_i)|^2 + sum_i sum_pixels box(x_i)^2
+               + 5 sum_i relu(least - l_i)^2
+
+    with the runner-up j frozen while differentiating, and all else as in `haim`. The defaults are those of a
+    published run on CIFAR-10.
+
+    Args:
+        samples: number of training samples n; an upper bound will do.
+        every: one multiplier for each other class, as the theorem has it, rather than for the runner-up alone.
+        squares: multipliers a^2 + least, as in the workshop version, rather than free ones with a penalty.
+        spread: standard deviation of the start.
+        lr: learning rate of the samples.
+        rate: learning rate of the multipliers.
+        least: floor of the multipliers.
+        alpha: sharpness of the derivative.
+        steps: 50,000 in the paper's code.
+    """
+    pace = (rate / lr) ** 0.5
+    return Descent(
+        name="buzaglo",
+        equation=Span(nodes=(1.0,)),
+        multipliers=Drawn(0.5, 0.5, kind=Squares(least, pace) if squares else Floored(least, pace)),
+        optimiser=Momentum(lr),
+        steps=steps,
+        samples=samples,
+        surplus=2.0,
+        spread=spread,
+        wall=1.0,
+        anneal=Anneal(alpha, most=alpha, relaxed=True),
+        head=EveryClass() if every else RunnerUp(),
+        forgotten=True,
+    )
+
+
+def buzaglo_decay(
+    samples: int | None = None,
+    *,
+    spread: float = 0.01974952888330726,
+    lr: float = 0.9517516442495262,
+    rate: float = 1e-4,
+    alpha: float = 90.28906727946568,
+    steps: int = 50_000,
+) -> Descent:
+    """The attack of Buzaglo et al. (NeurIPS 2023) on weights trained with weight decay, on any loss, without labels.
+
+    min_{x, s} |t - 1/(m C) sum_i sum_c s_ic grad f_c(x_i)|^2 + sum_i sum_pixels box(x_i)^2
+
+    with t the weights (zero where a parameter did not decay), s of free sign from N(0, 1), one for each output, and
+    all else as in `haim`. The defaults are those of a published run on CIFAR-10 regression.
+
+    Args:
+        samples: number of training samples n; an upper bound will do.
+        spread: standard deviation of the start.
+        lr: learning rate of the samples.
+        rate: learning rate of the multipliers.
+        alpha: sharpness of the derivative.
+        steps: 50,000 in the paper's code.
+    """
+    return Descent(
+        name="buzaglo-decay",
+        equation=Span(nodes=(1.0,)),
+        multipliers=Drawn(1.0, law="normal", kind=Plain((rate / lr) ** 0.5)),
+        optimiser=Momentum(lr),
+        steps=steps,
+        samples=samples,
+        surplus=2.0,
+        spread=spread,
+        wall=1.0,
+        anneal=Anneal(alpha, most=alpha, relaxed=True),
+        forgotten=True,
+    )
+
+
+def naive(
+    samples: int | None = None, *, spread: float = 0.03, lr: float = 0.03, steps: int = 5000
+) -> Descent:
+    """Class inversion, the baseline of Haim et al. 2022: inputs within the range, far inside a class.
+
+    max_x mean f over candidates of class +1 - mean f over class -1 - sum_i sum_pixels box(x_i)^2
+
+    Args:
+        samples: number of training samples n.
+        spread: standard deviation of the start.
+        lr: learning rate.
+        steps: how many.
+    """
+    return Descent(
+        name="naive",
+        equation=ClassScore(),
+        multipliers=Eliminated(),
+        optimiser=Momentum(lr),
+        steps=steps,
+        samples=samples,
+        surplus=2.0,
+        spread=spread,
+        wall=1.0,
+        floor=float("-inf"),
+        forgotten=True,
+    )
+
+
 @dataclass(frozen=True)
 class Entry:
     """One line of the table of attacks.
@@ -183,6 +378,12 @@ ATTACKS: dict[str, Entry] = {
         "initial and final weights, or final weights at a stationary point",
         "two layers of one output with a polynomial activation of degree 3 or more",
     ),
+    "kkt": Entry(
+        kkt,
+        "this project",
+        "final weights; the number of samples where their rank does not tell",
+        "dense networks trained with decay or from a small start, on features that reach the ends of their range",
+    ),
     "loo": Entry(
         loo,
         "Loo, Hasani, Lechner, Amini 2024",
@@ -212,5 +413,35 @@ ATTACKS: dict[str, Entry] = {
         "Tansley, Makhlouf, Massart, Cartis 2026, Algorithm 2",
         "initial and final weights whose first layer changed, norm of every input",
         "dense networks, by the last layer, in the row space of the first",
+    ),
+    "haim": Entry(
+        haim,
+        "Haim, Vardi, Yehudai, Shamir, Irani 2022",
+        "final weights, number of samples",
+        "homogeneous ReLU networks of one output, at a margin or a stationary point",
+    ),
+    "buzaglo": Entry(
+        buzaglo,
+        "Buzaglo, Haim, Yehudai, Vardi, Oz, Nikankin, Irani 2023",
+        "final weights, number of samples",
+        "classifiers of several outputs, at a margin or a stationary point",
+    ),
+    "buzaglo-decay": Entry(
+        buzaglo_decay,
+        "the same, weight decay and any loss",
+        "final weights, number of samples",
+        "any network trained with weight decay to a stationary point",
+    ),
+    "naive": Entry(
+        naive,
+        "class inversion, baseline of Haim et al. 2022",
+        "final weights, number of samples",
+        "any; a baseline that is expected to fail",
+    ),
+    "first-rows": Entry(
+        lambda samples: FirstRows(samples=samples),
+        "rows of the first layer, baseline of Haim et al. 2022",
+        "final weights",
+        "dense networks; a baseline",
     ),
 }

@@ -170,6 +170,7 @@ class RecipeTable(Table):
     momentum: Annotated[float, Field(ge=0, lt=1)] | None = None
     weight_decay: Annotated[float, Field(ge=0)] | None = None
     batch_size: Count | None = None
+    decay_share: tuple[tuple[str, Annotated[float, Field(ge=0)]], ...] | None = None
 
 
 class DataTable(Table):

@@ -20,7 +20,8 @@ from exhume.equations.span_last import ChainFeatures, Features, ModuleFeatures, 
 from exhume.equations.span_module import ModuleSpan
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence, Parameters
-from exhume.functional import DenseChain
+from exhume.functional import DenseChain, Smoothing
+from exhume.smoothing import smoothed_forward
 from exhume.spaces import Space
 
 
@@ -67,7 +68,7 @@ class Span:
         evidence: Evidence,
         space: Space,
         decay: Decay,
-        smoothing: float | None = None,
+        smoothing: Smoothing | None = None,
         part: Part | None = None,
     ) -> Bound:
         """Fix the evidence: structured products for a dense chain or a last layer, torch.func for the rest.
@@ -76,7 +77,7 @@ class Span:
             evidence: weights and forward function.
             space: where the candidates live; a subspace also shrinks the first-layer equations.
             decay: what is left of the initialisation.
-            smoothing: slope of the softplus that replaces ReLU, for dense chains.
+            smoothing: what stands in for every ReLU: a slope of the softplus, or the relaxed ReLU.
             part: use only some of the equations (see `halves`); None uses all.
 
         Raises:
@@ -88,8 +89,6 @@ class Span:
         ends = last_layer(evidence)
         if ends is None and self.layers == "last":
             gaps.append("a model whose outputs are those of a linear layer, for the last layer alone")
-        if evidence.chain is None and smoothing is not None:
-            gaps.append("a plain dense network, for smoothing its activations")
         if gaps:
             raise MissingEvidence(
                 f"the span equation needs {' and '.join(gaps)}; provide it or change the equation"
@@ -122,7 +121,8 @@ class Span:
         weights = {k: torch.tensor(v, dtype=torch.float64) for k, v in scale.items()}
         if part is not None:
             weights = {k: v * part.mask(target[k]) for k, v in weights.items()}
-        return ModuleSpan(evidence.forward, params, target, space, evidence.input.shape, weights)
+        forward = evidence.forward if smoothing is None else smoothed_forward(evidence.forward, smoothing)
+        return ModuleSpan(forward, params, target, space, evidence.input.shape, weights)
 
 
 def last_layer(evidence: Evidence) -> tuple[str, str | None] | None:

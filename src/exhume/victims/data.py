@@ -109,7 +109,7 @@ def load(name: str) -> Dataset:
     )
 
 
-def split(dataset: Dataset, n: int, seed: int, control: int | None = None) -> Split:
+def split(dataset: Dataset, n: int, seed: int, control: int | None = None, by_class: bool = False) -> Split:
     """Draw train and control rows, each with half of its targets +1 (one more if the number is odd).
 
     Args:
@@ -117,6 +117,7 @@ def split(dataset: Dataset, n: int, seed: int, control: int | None = None) -> Sp
         n: training rows.
         seed: of the draw; the global generator is not used.
         control: control rows, by default n.
+        by_class: as many rows of each class instead.
 
     Raises:
         ExhumeError: a number is below 1, or the data set has too few rows of a class to leave any public.
@@ -126,9 +127,11 @@ def split(dataset: Dataset, n: int, seed: int, control: int | None = None) -> Sp
         raise ExhumeError(f"a split needs rows on both sides, but has {n} and {control}; ask for one or more")
     generator = torch.Generator().manual_seed(seed)
     target = dataset.target
-    pools = [torch.nonzero(target == sign)[:, 0] for sign in (1.0, -1.0)]
+    key = dataset.y if by_class else target
+    kinds = [float(kind) for kind in key.unique()] if by_class else [1.0, -1.0]
+    pools = [torch.nonzero(key == kind)[:, 0] for kind in kinds]
     pools = [pool[torch.randperm(len(pool), generator=generator)] for pool in pools]
-    for pool, *counts in zip(pools, _halves(n), _halves(control), strict=True):
+    for pool, *counts in zip(pools, _shares(n, len(pools)), _shares(control, len(pools)), strict=True):
         if sum(counts) >= len(pool):
             raise ExhumeError(
                 f"a split must leave a public row of each class, but takes {sum(counts)} of the"
@@ -136,7 +139,7 @@ def split(dataset: Dataset, n: int, seed: int, control: int | None = None) -> Sp
             )
 
     def draw(count: int, after: int) -> Tensor:
-        parts = zip(pools, _halves(count), _halves(after), strict=True)
+        parts = zip(pools, _shares(count, len(pools)), _shares(after, len(pools)), strict=True)
         chosen = torch.cat([pool[start : start + size] for pool, size, start in parts])
         return chosen[torch.randperm(count, generator=generator)]
 
@@ -175,8 +178,9 @@ def one_norm(rows: Split, norm: float) -> Split:
     return Split(brought(rows.train), brought(rows.control), spec)
 
 
-def _halves(count: int) -> tuple[int, int]:
-    return count - count // 2, count // 2
+def _shares(count: int, kinds: int) -> list[int]:
+    """Whole numbers that add up to `count`, as equal as can be, the larger ones first."""
+    return [count // kinds + (k < count % kinds) for k in range(kinds)]
 
 
 def _first_of_each(x: np.ndarray) -> np.ndarray:

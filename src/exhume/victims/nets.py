@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +73,7 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
 def mlp(
     sizes: Sequence[int],
     activation: str = "relu",
-    bias: bool = True,
+    bias: bool | Literal["first"] = True,
     *,
     seed: int = 0,
     dtype: torch.dtype = torch.float64,
@@ -84,7 +85,7 @@ def mlp(
     Args:
         sizes: features, hidden widths, outputs, e.g. (784, 2000, 1).
         activation: name of the function between layers.
-        bias: whether the layers have biases.
+        bias: whether the layers have biases; "first" for the first layer alone, which keeps a ReLU net homogeneous.
         seed: of the initialisation; the global generator is left as it was.
         dtype: of the parameters.
 
@@ -103,6 +104,22 @@ def mlp(
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(seed)  # torch.manual_seed would reseed accelerators too
         layers: list[nn.Module] = [nn.Flatten()]
-        for fan_in, fan_out in pairwise(sizes):
-            layers += [nn.Linear(fan_in, fan_out, bias=bias, dtype=torch.float64), ACTIVATIONS[activation]()]
+        for l, (fan_in, fan_out) in enumerate(pairwise(sizes)):
+            own = bias is True or (bias == "first" and l == 0)
+            layers += [nn.Linear(fan_in, fan_out, bias=own, dtype=torch.float64), ACTIVATIONS[activation]()]
     return nn.Sequential(*layers[:-1]).to(dtype)
+
+
+def small_start(model: nn.Sequential, size: float, seed: int = 0) -> nn.Sequential:
+    """Redraw the first layer of an `mlp`, weights and bias, from N(0, size^2), in place; returns the model.
+
+    Args:
+        model: as `mlp` made it.
+        size: standard deviation; 1e-4 in Haim et al. 2022.
+        seed: of the draw.
+    """
+    generator = torch.Generator().manual_seed(seed + 50_021)
+    with torch.no_grad():
+        for p in model[1].parameters():
+            p.copy_(size * torch.randn(p.shape, generator=generator, dtype=torch.float64))
+    return model

@@ -7,6 +7,7 @@ import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fnmatch import fnmatch
 
 import torch
 import torch.nn.functional as F
@@ -41,6 +42,10 @@ class TrainConfig:
         optimizer: "sgd", "adam" or "adamw".
         dtype: of parameters and data.
         seed: of the order, and of layers that draw random numbers.
+        loss_scaled: divide every step by the loss, which is gradient descent on its logarithm: exponentially small
+            losses, and the directions they lead to, are reached in thousands of steps instead of millions.
+        decay_share: patterns of parameter names, and their weight decay relative to `weight_decay`; the first that
+            fits counts.
 
     Raises:
         ExhumeError: an unknown name, a number out of range, or momentum for an optimizer that has its own.
@@ -57,6 +62,8 @@ class TrainConfig:
     optimizer: str = "sgd"
     dtype: torch.dtype = torch.float64
     seed: int = 0
+    loss_scaled: bool = False
+    decay_share: tuple[tuple[str, float], ...] = ()
 
     def __post_init__(self) -> None:
         for name, valid in (("loss", LOSSES), ("optimizer", OPTIMIZERS)):
@@ -70,6 +77,11 @@ class TrainConfig:
                 )
         if self.batch_size is not None and self.batch_size < 1:
             raise ExhumeError(f"batch_size must be at least 1, but is {self.batch_size}; None takes all data")
+        if self.loss_scaled and self.tolerance < 1e-250:
+            raise ExhumeError(
+                "tolerance must be at least 1e-250 with loss_scaled, which divides by the loss, but is"
+                f" {self.tolerance}; change it"
+            )
         if self.momentum and self.optimizer != "sgd":
             raise ExhumeError(f"momentum must be 0 for {self.optimizer}, but is {self.momentum}; use sgd")
 
@@ -127,10 +139,14 @@ def train(model: nn.Module, u: Tensor, y: Tensor, config: TrainConfig) -> Traine
         if spanned and (found := leading_linear(twin, u)):
             first, rest = found
             layer = InSpan(first, u.flatten(1))
-            loss, steps = _descend(nn.Sequential(layer, *rest), layer.rows, y, config)
+            names = {id(p): name for name, p in twin.named_parameters()}
+            loss, steps = _descend(
+                nn.Sequential(layer, *rest), layer.rows, y, config, names, names[id(first.weight)]
+            )
             first.weight.data = layer.weight()
         else:
-            loss, steps = _descend(twin, u, y, config)
+            names = {id(p): name for name, p in twin.named_parameters()}
+            loss, steps = _descend(twin, u, y, config, names)
     return Trained(init, _snapshot(twin), loss, steps, time.perf_counter() - began)
 
 
@@ -138,9 +154,11 @@ def _snapshot(model: nn.Module) -> dict[str, Tensor]:
     return {name: value.detach().clone() for name, value in model.state_dict().items()}
 
 
-def _descend(model: nn.Module, u: Tensor, y: Tensor, config: TrainConfig) -> tuple[float, int]:
+def _descend(
+    model: nn.Module, u: Tensor, y: Tensor, config: TrainConfig, names: dict[int, str], otherwise: str = ""
+) -> tuple[float, int]:
     """Train in place; return the final loss on all data and the number of updates."""
-    optimizer = _optimizer(model, config)
+    optimizer = _optimizer(model, config, names, otherwise)
     size = min(config.batch_size or len(u), len(u))
     epoch = math.ceil(len(u) / size)
     for step, batch in zip(range(config.max_steps), _batches(len(u), size, config), strict=False):
@@ -150,20 +168,27 @@ def _descend(model: nn.Module, u: Tensor, y: Tensor, config: TrainConfig) -> tup
             if overall < config.tolerance:
                 return overall, step
         optimizer.zero_grad()
-        loss.backward()
+        (loss.log() if config.loss_scaled else loss).backward()
         optimizer.step()
     return _finite(_evaluate(model, u, y, config), config.max_steps), config.max_steps
 
 
-def _optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimizer:
-    params = [p for p in model.parameters() if p.requires_grad]
+def _optimizer(
+    model: nn.Module, config: TrainConfig, names: dict[int, str], otherwise: str
+) -> torch.optim.Optimizer:
+    """The optimiser; parameters go by their `names` by identity, and by `otherwise` if they have none."""
+    params: list[dict[str, object]] = []
+    for p in (p for p in model.parameters() if p.requires_grad):
+        name = names.get(id(p), otherwise)
+        share = next((share for pattern, share in config.decay_share if fnmatch(name, pattern)), 1.0)
+        params.append({"params": [p], "weight_decay": share * config.weight_decay})
     match config.optimizer:
         case "adam":
-            return torch.optim.Adam(params, config.lr, weight_decay=config.weight_decay)
+            return torch.optim.Adam(params, config.lr)
         case "adamw":
-            return torch.optim.AdamW(params, config.lr, weight_decay=config.weight_decay)
+            return torch.optim.AdamW(params, config.lr)
         case _:
-            return torch.optim.SGD(params, config.lr, config.momentum, weight_decay=config.weight_decay)
+            return torch.optim.SGD(params, config.lr, config.momentum)
 
 
 def _batches(n: int, size: int, config: TrainConfig) -> Iterator[Tensor | slice]:
