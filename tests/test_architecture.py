@@ -20,7 +20,7 @@ ABOVE = {  # the attacker's side of the firewall: these names, and every module 
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",
-    "inspection", "planted", "display", "duplicates", "truth",
+    "inspection", "planted", "display", "duplicates", "truth", "__main__",
 }  # fmt: skip
 HEAVY = ("matplotlib", "torchmetrics", "sklearn", "skimage", "mlxtend", "pandas")
 

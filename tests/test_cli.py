@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from exhume import cli, demo, targets
+from exhume import audit, cli, demo, targets
 from exhume.descent import Descent
 from exhume.presets import ATTACKS
 from exhume.victims.train import TrainConfig
@@ -205,3 +205,43 @@ def test_the_demo_prints_a_verdict_and_exits_0(monkeypatch, tmp_path, capsys):
     assert json.loads(capsys.readouterr().out)["verdict"] == "leak"
     assert np.load(tmp_path / "out" / "victim" / "train.npz")["x"].shape[1:] == (1, 8, 8)
     assert torch.get_num_threads() == 1
+
+
+def test_a_defect_of_ours_does_not_exit_with_leak(monkeypatch, target, tmp_path, capsys):
+    """Exit code 1 is the verdict; a crash shows its traceback and exits with 2."""
+
+    def broken(*_, **__):
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("exhume.audit.run", broken)
+    monkeypatch.setattr(
+        sys, "argv", ["exhume", "audit", str(target), "--out", str(tmp_path / "o"), "--quiet"]
+    )
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == 2
+    assert "ZeroDivisionError" in (said := capsys.readouterr().err) and "defect in exhume" in said
+
+
+def test_an_attack_that_breaks_off_leaves_the_others_in_the_report(monkeypatch, target):
+    evidence = targets.load(target)
+
+    def broken(*_, **__):
+        raise torch.linalg.LinAlgError("no factor")
+
+    monkeypatch.setattr("exhume.descent.Descent.run", broken)
+    plan = audit.Plan(names=("exhume", "loo-quick"), samples=6, budget=60.0)
+    ended = audit.run(evidence, plan)
+    assert [one.status for one in ended.report.attacks][1] == "failed"
+    assert "broke off: no factor" in ended.report.attacks[1].error
+    assert len(ended.found) == 1
+
+
+@pytest.mark.parametrize("name", ["mean", "scale", "sample_norm"])
+def test_a_job_with_another_map_of_its_inputs_is_another_job(target, name):
+    evidence = targets.load(target)
+    other = replace(
+        evidence, input=replace(evidence.input, **{name: 3.0 if name == "sample_norm" else torch.tensor(0.9)})
+    )
+    plan = audit.Plan()
+    assert audit.digest(evidence, plan, None) != audit.digest(other, plan, None)

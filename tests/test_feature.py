@@ -8,6 +8,7 @@ import torch
 from exhume import match, presets
 from exhume.change import decay_factor
 from exhume.equations.feature import Feature, leading
+from exhume.errors import ExhumeError
 from exhume.evidence import InputSpec
 from exhume.moves.search import SubspaceSearch
 from exhume.moves.single import ByFeatures, BySignals
@@ -239,3 +240,28 @@ def test_without_biases_the_range_of_the_features_sets_the_scale(low):
     seen = dataclasses.replace(run.seen, input=InputSpec((D,), low=low, high=1.0))
     found = dataclasses.replace(presets.exhume(N), polish=None).run(seen, seed=1)
     assert float(distance(found.x.double(), x).max()) < 0.1
+
+
+def test_more_samples_stated_than_the_rows_can_hold_leaves_what_the_rank_shows():
+    run = train((30, 150, 100, 1), 8, steps=300, lr=0.02)
+    found = dataclasses.replace(presets.exhume(1000), polish=None).run(run.seen, seed=1)
+    assert any("1000 samples were stated" in note for note in found.assumed)
+    assert int((distance(found.x.double(), run.x) < 0.05).sum()) == 8
+
+
+def test_where_only_the_last_of_three_layers_moved_the_search_is_joint_and_nothing_is_certified():
+    """No equation belongs to a unit of the first layer, so there is nothing to hold out."""
+    below = tuple(f"{2 * l}.{kind}" for l in range(2) for kind in ("weight", "bias"))
+    run = train((6, 120, 100, 1), 2, steps=50, lr=0.02, frozen=below)
+    found = presets.exhume(2).run(run.seen, seed=1, budget=20.0)
+    assert found.certificate is None
+    assert any("did not move" in note for note in found.assumed) or found.seconds > 19
+
+
+@pytest.mark.parametrize(
+    "start", [torch.zeros(2, 3), torch.full((1, D), torch.nan), torch.full((1, D), torch.inf)]
+)
+def test_a_start_that_is_no_model_input_is_refused(start):
+    run = train((D, 60, 1), N, steps=20)
+    with pytest.raises(ExhumeError, match=f"finite model inputs of {D} features"):
+        presets.exhume().run(run.seen, start=start)

@@ -81,3 +81,24 @@ def test_a_recipe_that_contradicts_the_weights_changes_nothing(wrong):
     said = found(**wrong)
     assert any("contradict" in note or "left as they were" in note for note in said.assumed)
     torch.testing.assert_close(said.x, found(polish=False).x)
+
+
+def test_what_gains_nothing_in_the_weights_is_no_evidence():
+    """Mini-batches in random order, which the simulation takes for full batches: either the gap falls, or z stays."""
+    training = TrainConfig(max_steps=400, batch_size=2, shuffle=True)
+    case = Case(data="digits", n=6, hidden=(300, 200), training=training, seed=5)
+    evidence = make_victim(case).evidence
+    attack = presets.exhume(6)
+    before = replace(attack, polish=None).run(evidence, seed=7)
+    after = attack.run(evidence, seed=7)
+    gain = float((before.certificate.error_estimate / after.certificate.error_estimate).max())
+    moved = not torch.equal(before.x, after.x)
+    assert gain < 4
+    assert moved == (gain > 1)
+
+
+def test_frozen_layers_are_not_simulated():
+    evidence = victim().evidence
+    final = {**evidence.final, "1.bias": evidence.init["1.bias"]}
+    said = presets.exhume(6).run(replace(evidence, final=final), seed=7)
+    assert any("1.bias did not move" in note for note in said.assumed)

@@ -18,8 +18,8 @@ from exhume.equations.feature import Feature
 from exhume.equations.fold import fold
 from exhume.equations.part import Part, split
 from exhume.equations.recipe import dynamics, gaps, unknowns
-from exhume.equations.span import Span
-from exhume.errors import MissingEvidence
+from exhume.equations.span import Span, moved
+from exhume.errors import ExhumeError, MissingEvidence
 from exhume.evidence import Evidence
 from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
@@ -61,7 +61,7 @@ class Search:
 
 @dataclass(frozen=True)
 class SpanAttack:
-    """Recover samples by the column equation where it applies, then fit all of them jointly by the span equation.
+    """Recover samples one at a time where an equation for that applies, else or then jointly by the span equation.
 
     Args:
         name: shown in reports.
@@ -153,6 +153,12 @@ class SpanAttack:
             notes.append(
                 f"{len(point.z)} candidates were found, fewer than the {ground.first.rank} samples there must be"
             )
+        chain = evidence.chain
+        if self.samples is None and not ground.reduced and chain is not None and len(chain.weights) > 2:
+            notes.append(
+                "the first layer does not tell how many samples there are: with [attack] samples stated, they would"
+                " be sought by their hidden features"
+            )
         seen = self.samples if single is None else single.samples
         if self.samples is not None and self.samples != seen:
             notes.append(
@@ -179,9 +185,9 @@ class SpanAttack:
         polished = self._polish(evidence, ground, found.single, final.point, notes, clock)
         if polished is not None:
             before, after = (ground.space.expand(z) for z in (final.point.z, polished.z))
-            moved = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
+            by = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
             if certificate is not None:
-                certificate = certificate.polished(polished.left, moved)
+                certificate = certificate.polished(polished.left, by)
             final = replace(final, point=everything.at(polished.z))
         runs = [run for search in searches for run in search.runs]
         return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
@@ -217,6 +223,12 @@ class SpanAttack:
         if clock.expired:
             notes.append("training was not simulated, since no time was left")
             return None
+        still = [name for name in evidence.final if not moved(evidence, name)]
+        if still:
+            notes.append(
+                f"training was not simulated, since {', '.join(still)} did not move and may have been frozen"
+            )
+            return None
         missing = gaps(evidence.recipe)
         if missing:
             notes.append(f"training was not simulated, which needs {', '.join(missing)}")
@@ -238,11 +250,13 @@ class SpanAttack:
     def single(self, evidence: Evidence, ground: Ground) -> Single | None:
         """The equation that samples are sought by one at a time, or None where there is none."""
         space, first = ground.space, ground.first if ground.reduced else None
-        samples = max(0 if first is None else first.rank, self.samples or 0)
-        if self.feature is not None:
-            features = ByFeatures(self.feature, evidence, ground.decay, space, samples)
-            if features.applies:
-                return features
+        shown = 0 if first is None else first.rank
+        # More may have been stated than there are, and more than the rows can hold: then what the rank shows.
+        for samples in sorted({max(shown, self.samples or 0), shown}, reverse=True):
+            if self.feature is not None:
+                features = ByFeatures(self.feature, evidence, ground.decay, space, samples)
+                if features.applies:
+                    return features
         bent = evidence.chain is not None and not evidence.chain.smoothed(1.0).piecewise_linear
         if self.column is not None and first is not None and bent:
             return BySignals(self.column, evidence, first, space, self.sharpness)
@@ -267,7 +281,8 @@ class SpanAttack:
             if found is not None:
                 how = f"samples were sought one at a time in {single.where}"
                 return Search(found[2], found[0], tuple(runs), how, parts, single)
-        expected = self.samples or (ground.first.rank if ground.first is not None else 0)
+        first = ground.first
+        expected = self.samples or (0 if first is None or first.flat else first.rank)
         if not expected:
             raise MissingEvidence(
                 f"attack {self.name!r} needs the number of samples ([attack] samples), since it cannot be read off"
@@ -407,4 +422,12 @@ class SpanAttack:
 def _rows(start: Tensor | None, evidence: Evidence) -> Tensor:
     """Model inputs to start from, [k, d] in float64; none if none are given."""
     size = evidence.input.size
-    return torch.zeros(0, size).double() if start is None else start.double().reshape(-1, size)
+    if start is None:
+        return torch.zeros(0, size).double()
+    rows = torch.as_tensor(start).double()
+    if (rows.numel() and rows[0].numel() != size) or not bool(rows.isfinite().all()):
+        raise ExhumeError(
+            f"start must be finite model inputs of {size} features each, but has the shape {tuple(rows.shape)}"
+            f"{'' if bool(rows.isfinite().all()) else ' and holds NaN or infinity'}; give [k, {size}]"
+        )
+    return rows.reshape(-1, size)

@@ -75,7 +75,9 @@ def digest(evidence: Evidence, plan: Plan, truth: Truth | None) -> str:
     """Fingerprint of a job: weights, settings and rows; a change in any of them changes it."""
     rows = {} if truth is None else {"train": truth.train, "control": truth.control}
     parts = [fingerprint(evidence.final), fingerprint(evidence.init or {}), fingerprint(rows), repr(plan)]
-    parts.append(repr((evidence.input.shape, evidence.input.low, evidence.input.high, evidence.recipe)))
+    spec = evidence.input
+    affine = {k: v for k, v in (("mean", spec.mean), ("scale", spec.scale)) if v is not None}
+    parts += [fingerprint(affine), repr((spec.shape, spec.low, spec.high, spec.sample_norm, evidence.recipe))]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
 
@@ -121,9 +123,15 @@ def run(
             )
             cost.refuse(needed, name, cost.available_memory(), budget)
             one = attack.run(evidence, seed=plan.seed, budget=budget, observer=observer)
-        except ExhumeError as error:
-            results.append(report.failed_attack(name, error, time.perf_counter() - began))
-            errors.append(error)
+        except (ExhumeError, RuntimeError) as error:
+            # torch says RuntimeError; what other attacks of the plan find must not be lost to it.
+            told = (
+                error
+                if isinstance(error, ExhumeError)
+                else ExhumeError(f"attack {name!r} broke off: {error}")
+            )
+            results.append(report.failed_attack(name, told, time.perf_counter() - began))
+            errors.append(told)
             continue
         found.append(one)
         if truth is not None:

@@ -89,8 +89,8 @@ class Certificate:
         """The certificate after simulated training refined the candidates it was given for.
 
         Args:
-            ratio: gap of the simulated run after, relative to before. Weak candidates gain less than strong ones, so
-                estimates fall to a tenth at most.
+            ratio: share of the candidates' errors that is left, see `Polished`. Weak candidates gain less than strong
+                ones, so estimates fall to a tenth at most.
             moved: relative distance that each candidate moved [m]; beyond that of a match it is another candidate.
         """
         return replace(

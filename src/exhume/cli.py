@@ -7,6 +7,7 @@ import re
 import shlex
 import signal
 import sys
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -205,6 +206,11 @@ def main() -> None:
         app()
     except ExhumeError as error:
         print("exhume:", " ".join(str(error).split()), file=sys.stderr)  # user code may raise several lines
+        sys.exit(2)
+    except Exception:
+        # A defect of ours must not end with 1, which says "leak".
+        traceback.print_exc()
+        print("exhume: this is a defect in exhume; please report it with the lines above", file=sys.stderr)
         sys.exit(2)
 
 

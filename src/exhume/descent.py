@@ -263,7 +263,8 @@ class Descent:
         gaps = self.missing(evidence)
         evidence = self._seen(evidence)
         ground = survey(evidence) if evidence.init is not None or self.forgotten else None
-        n = self.samples or (0 if ground is None or ground.first is None else ground.first.rank)
+        first = None if ground is None else ground.first
+        n = self.samples or (0 if first is None or first.flat else first.rank)
         if not n and ground is not None:
             gaps = (*gaps, "the number of samples ([attack] samples)")
         if gaps or ground is None:

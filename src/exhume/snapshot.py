@@ -46,7 +46,7 @@ FOOTER = """
 # control = "control.npz"  # rows of the same kind that the model never saw
 
 # [attack]
-# names = ["exhume"]  # default: our own attacks that apply
+# names = ["exhume"]  # which attacks; this is the default
 # samples = 20  # number of training rows, if known
 """
 

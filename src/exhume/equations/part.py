@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -47,11 +48,13 @@ def split(evidence: Evidence, layers: str, share: float, seed: int) -> tuple[Par
         seed: of the split.
 
     Returns:
-        Both parts, or None where no equation belongs to a unit: a linear model, or the last layer of a deep network
-        whose outputs pass through an activation.
+        Both parts, or None where no equation belongs to a unit: a linear model, one whose first two layers did not
+        move, or the last layer of a deep network whose outputs pass through an activation.
     """
     chain, head = evidence.chain, evidence.head
     if chain is not None and len(chain.weights) == 1:
+        return None
+    if chain is not None and layers == "all" and _still(evidence, chain.weights[:2]):
         return None
     if layers == "last" and head is not None:
         width = evidence.final[head.weight].shape[1]
@@ -67,3 +70,9 @@ def split(evidence: Evidence, layers: str, share: float, seed: int) -> tuple[Par
         Part(order[held:].sort().values, True, 1 - share, seed),
         Part(order[:held].sort().values, False, share, seed),
     )
+
+
+def _still(evidence: Evidence, names: Sequence[str]) -> bool:
+    """Whether none of some parameters differs from its initial value."""
+    init = evidence.init
+    return init is not None and all(torch.equal(init[name], evidence.final[name]) for name in names)

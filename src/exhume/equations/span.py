@@ -78,7 +78,7 @@ class Span:
             space: where the candidates live; a subspace also shrinks the first-layer equations.
             decay: what is left of the initialisation.
             smoothing: what stands in for every ReLU: a slope of the softplus, or the relaxed ReLU.
-            part: use only some of the equations (see `halves`); None uses all.
+            part: use only some of the equations (see `part.split`); None uses all.
 
         Raises:
             MissingEvidence: a node or a layer choice that the evidence cannot serve.

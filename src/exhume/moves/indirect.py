@@ -27,7 +27,7 @@ from exhume.moves.rate import RateSearch
 from exhume.objective import Objective
 from exhume.solvers.base import Progress
 
-BETTER = 0.7  # candidates are replaced if this much of the distance of z_0 and T(z) is left, or less
+BETTER = 0.75  # candidates are replaced if at most this much is left of the gap, and of the distance of z_0 and T(z)
 ENOUGH = 1e-5  # relative distance of z_0 and T(z) below which rounds gain nothing
 
 
@@ -91,7 +91,8 @@ class Indirect:
             if progress(gap) or error < ENOUGH:
                 break
             here = everything.space.retract(here + missed)
-        left = nearest / first if 0 < first < math.inf else math.inf
+        # The distance falls with a wrong recipe as well, the gap does not: errors are as large as the worse says.
+        left = max(nearest / first, reached / trace[0]) if 0 < first < math.inf else math.inf
         return Polished(
             z=best,
             gap=reached,
@@ -101,5 +102,5 @@ class Indirect:
             factor=factor,
             error=inexact,
             left=left,
-            better=left <= BETTER and reached < trace[0],
+            better=left <= BETTER,
         )

@@ -181,4 +181,4 @@ class ByFeatures:
         if known is None:
             return z
         placed = self.feature.bind(trained, known, self.space, whole=True)
-        return self.solver.minimise(placed.expand, self.space.retract, z)[0]
+        return self._scaled(self.solver.minimise(placed.expand, self.space.retract, z)[0])

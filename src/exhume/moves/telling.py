@@ -19,7 +19,7 @@ def told(found: Polished, recipe: str) -> str:
     if found.diverged:
         return (
             f"training on the candidates, {how}, diverged: the recipe contradicts the weights (learning rate,"
-            " momentum, decay, steps or loss), and the candidates were not polished"
+            " momentum, decay, steps or loss), or candidates are wrong; they were not polished"
         )
     if not found.better and found.near:
         return (
