@@ -23,6 +23,7 @@ from exhume.clock import Clock
 from exhume.equations.part import Part
 from exhume.evidence import Evidence
 from exhume.moves.sharpen import Sharpen
+from exhume.moves.single import Single
 from exhume.survey import Ground
 from exhume.victims.victim import Case, make_victim
 
@@ -37,13 +38,14 @@ class Shared(SpanAttack):
         self,
         evidence: Evidence,
         ground: Ground,
+        single: Single | None,
         parts: tuple[Part, Part] | None,
         seed: int,
         clock: Clock,
         begin: Tensor,
     ) -> Search:
         if seed not in self.found:
-            self.found[seed] = super()._find(evidence, ground, parts, seed, clock, begin)
+            self.found[seed] = super()._find(evidence, ground, single, parts, seed, clock, begin)
         return self.found[seed]
 
 
