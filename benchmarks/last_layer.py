@@ -125,7 +125,7 @@ def victims(seed: int, quick: bool) -> Iterator[Prey]:
 
 
 def arms(prey: Prey, asked: int) -> dict[str, Attack]:
-    own = replace(presets.exhume(asked), equation=LAST, column=None, polish=None)
+    own = replace(presets.exhume(asked), equation=LAST, column=None, feature=None, polish=None)
     return {
         "exhume, last layer": own,
         f"iurada, lr {prey.lr:g}": presets.iurada(asked, lr=prey.lr, steps=prey.steps),
