@@ -11,11 +11,11 @@ from exhume.algebra.examine import field_of, polynomial
 from exhume.algebra.gauge import Gauged, fix
 from exhume.algebra.recovery import Recovered, recover
 from exhume.candidates import Candidates
-from exhume.certificate import Certificate, certify
+from exhume.certificate import WITNESS, Certificate, certify
 from exhume.clock import Clock, Observer
 from exhume.equations.part import Part, split
 from exhume.equations.span import Span
-from exhume.errors import MissingEvidence
+from exhume.errors import demand
 from exhume.evidence import Evidence
 from exhume.moves.prune import importance
 from exhume.objective import Objective
@@ -23,7 +23,6 @@ from exhume.reconstruction import Reconstruction
 from exhume.spaces import full
 from exhume.survey import survey
 
-WITNESS = 5000  # added to the seed for the independent recovery
 CERTIFICATE = (
     "A certified candidate is determined by the weight equations (ranks, residual, stiffness), and passes the tests"
     " on held-out units as well; the calibration of the latter is that of the span attacks."
@@ -59,9 +58,7 @@ class AlgebraAttack:
             missing.append(
                 f"an activation of degree 3 or more (degree {len(c) - 1} never determines the samples)"
             )
-        if evidence.init is not None and all(
-            torch.equal(evidence.init[k], p) for k, p in evidence.final.items()
-        ):
+        if not any(evidence.moved(k) for k in evidence.final):
             missing.append("final weights that differ from the initial ones")
         return tuple(missing)
 
@@ -103,13 +100,9 @@ class AlgebraAttack:
     def _recover(
         self, evidence: Evidence, units: Tensor | None, seed: int, clock: Clock
     ) -> tuple[Recovered, Gauged]:
-        missing = self.missing(evidence)
+        demand(self.name, self.missing(evidence))
         c = polynomial(evidence)
-        if missing or isinstance(c, str):
-            raise MissingEvidence(
-                f"attack {self.name!r} needs {' and '.join(missing)}; provide it, or choose another attack with"
-                " `exhume inspect`"
-            )
+        assert not isinstance(c, str)
         field = field_of(evidence, units)
         found = recover([field], c, self.samples, seed, self.starts, lambda: clock.expired)
         odd = all(q % 2 for q, value in enumerate(c) if value)

@@ -11,15 +11,15 @@ from torch import Tensor
 
 from exhume.ambiguity import ambiguity
 from exhume.candidates import Candidates
-from exhume.certificate import Certificate, certify
+from exhume.certificate import WITNESS, Certificate, certify
 from exhume.clock import Clock, Observer
 from exhume.equations.column import Column
 from exhume.equations.feature import Feature
 from exhume.equations.fold import fold
 from exhume.equations.part import Part, split
 from exhume.equations.recipe import dynamics, gaps, unknowns
-from exhume.equations.span import Span, moved
-from exhume.errors import ExhumeError, MissingEvidence
+from exhume.equations.span import Span
+from exhume.errors import ExhumeError, MissingEvidence, demand
 from exhume.evidence import Evidence
 from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
@@ -34,8 +34,6 @@ from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
 from exhume.survey import Ground, survey
 from exhume.terms import Box, Term
-
-WITNESS = 5000  # added to the seed for the independent search
 
 
 @dataclass(frozen=True, eq=False)
@@ -102,7 +100,7 @@ class SpanAttack:
         missing = []
         if evidence.init is None:
             missing.append("the initial weights ([model] init)")
-        elif all(torch.equal(evidence.init[k], p) for k, p in evidence.final.items()):
+        elif not any(evidence.moved(k) for k in evidence.final):
             missing.append("final weights that differ from the initial ones")
         return tuple(missing)
 
@@ -126,12 +124,7 @@ class SpanAttack:
         Raises:
             MissingEvidence: the evidence lacks something; all gaps are named.
         """
-        missing = self.missing(evidence)
-        if missing:
-            raise MissingEvidence(
-                f"attack {self.name!r} needs {' and '.join(missing)}; provide it, or choose another attack with"
-                " `exhume inspect`"
-            )
+        demand(self.name, self.missing(evidence))
         clock = Clock(budget, observer)
         ground = survey(evidence)
         notes = list(ground.notes)
@@ -223,7 +216,7 @@ class SpanAttack:
         if clock.expired:
             notes.append("training was not simulated, since no time was left")
             return None
-        still = [name for name in evidence.final if not moved(evidence, name)]
+        still = [name for name in evidence.final if not evidence.moved(name)]
         if still:
             notes.append(
                 f"training was not simulated, since {', '.join(still)} did not move and may have been frozen"

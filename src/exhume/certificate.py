@@ -22,6 +22,7 @@ ODDS = (-3.4, 0.34, -0.67, -2.0)
 ERROR = (-0.2, 0.34, 0.48)
 MIN_PROBABILITY = 0.8
 FALSE_RATE = 0.032  # upper end of the 95% interval on those victims
+WITNESS = 5000  # added to the seed for the independent search
 UNKNOWN = 0.3  # stands for a deviation or an agreement that was not computed: as large as a match may be
 SAME = 0.1  # relative distance below which two candidates are one
 UNEXPLAINED = (

@@ -15,8 +15,8 @@ from exhume.batches import Batched
 from exhume.candidates import Candidates
 from exhume.clock import Clock, Observer
 from exhume.equations.base import Bound
-from exhume.equations.span import Span, last_layer, moved
-from exhume.errors import MissingEvidence
+from exhume.equations.span import Span, last_layer
+from exhume.errors import demand
 from exhume.evidence import Evidence
 from exhume.functional import DenseChain, Relaxed, Smoothing, leaky_backward
 from exhume.heads import Head, Outputs
@@ -208,9 +208,9 @@ class Descent:
             pass
         elif evidence.init is None:
             gaps.append("the initial weights ([model] init)")
-        elif not any(moved(evidence, k) for k in evidence.final):
+        elif not any(evidence.moved(k) for k in evidence.final):
             gaps.append("final weights that differ from the initial ones")
-        elif used is not None and not any(moved(evidence, k) for k in used if k is not None):
+        elif used is not None and not any(evidence.moved(k) for k in used if k is not None):
             gaps.append("a last layer that changed in training")
         if self.sphere and evidence.input.sample_norm is None:
             gaps.append("the norm of every model input ([input] sample_norm)")
@@ -267,11 +267,8 @@ class Descent:
         n = self.samples or (0 if first is None or first.flat else first.rank)
         if not n and ground is not None:
             gaps = (*gaps, "the number of samples ([attack] samples)")
-        if gaps or ground is None:
-            raise MissingEvidence(
-                f"attack {self.name!r} needs {' and '.join(gaps)}; provide it, or choose another attack with"
-                " `exhume inspect`"
-            )
+        demand(self.name, gaps)
+        assert ground is not None
         space, generator = self._space(evidence, ground), torch.Generator().manual_seed(seed)
         draw = torch.randn(
             max(round(self.surplus * n), 1), space.dim, generator=generator, dtype=torch.float64
@@ -434,7 +431,7 @@ def fixed_below(evidence: Evidence) -> DenseChain | None:
     """The dense chain whose layers below the last did not change in training (random features), or None."""
     chain = evidence.chain
     if chain is None or any(
-        moved(evidence, k) for k in (*chain.weights[:-1], *chain.biases[:-1]) if k is not None
+        evidence.moved(k) for k in (*chain.weights[:-1], *chain.biases[:-1]) if k is not None
     ):
         return None
     return chain

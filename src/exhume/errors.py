@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 
 class ExhumeError(Exception):
@@ -28,6 +28,19 @@ class MissingEvidence(ExhumeError):
 
 class OutputError(ExhumeError):
     """An output folder that exhume would have to overwrite."""
+
+
+def demand(attack: str, gaps: Sequence[str]) -> None:
+    """Refuse to run an attack whose evidence has gaps.
+
+    Raises:
+        MissingEvidence: all of them are named.
+    """
+    if gaps:
+        raise MissingEvidence(
+            f"attack {attack!r} needs {' and '.join(gaps)}; provide it, or choose another attack with"
+            " `exhume inspect`"
+        )
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

@@ -132,6 +132,10 @@ class Evidence:
             return final
         return {k: torch.lerp(self.init[k].double(), p, node) for k, p in final.items()}
 
+    def moved(self, name: str) -> bool:
+        """Whether a parameter differs from its initial value, as far as is known."""
+        return self.init is None or not torch.equal(self.init[name], self.final[name])
+
     def output(self, u: Tensor, node: float = 1.0) -> Tensor:
         """Return f(u; theta_node) [m, C] for model inputs u [m, *shape]."""
         with torch.no_grad():

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exhume.ambiguity import ambiguity
 from exhume.candidates import Candidates
-from exhume.certificate import Certificate, certify
+from exhume.certificate import WITNESS, Certificate, certify
 from exhume.change import affine, decayed_target
 from exhume.clock import Clock, Observer
 from exhume.descent import Descent
@@ -23,7 +23,6 @@ from exhume.reconstruction import Reconstruction
 from exhume.spaces import Space, subspace
 from exhume.survey import survey
 
-WITNESS = 5000  # added to the seed for the independent search
 GAP = 10.0  # a smaller drop in the spectrum is no rank
 AGREE = 0.01  # relative distance within which two searches found the same corner
 NOTE = (

@@ -8,7 +8,7 @@ import torch
 
 from exhume.candidates import Candidates
 from exhume.clock import Clock, Observer
-from exhume.errors import MissingEvidence
+from exhume.errors import demand
 from exhume.evidence import Evidence
 from exhume.inversion import explained
 from exhume.reconstruction import Reconstruction
@@ -55,12 +55,8 @@ class FirstRows:
             MissingEvidence: the model is no plain dense network.
         """
         clock = Clock(budget, observer)
-        gaps = self.missing(evidence)
-        if gaps or evidence.chain is None:
-            raise MissingEvidence(
-                f"attack {self.name!r} needs {' and '.join(gaps)}; provide it, or choose another attack with"
-                " `exhume inspect`"
-            )
+        demand(self.name, self.missing(evidence))
+        assert evidence.chain is not None
         chain, evidence = evidence.chain, replace(evidence, init=None)
         ground, params = survey(evidence), evidence.at(1.0)
         weight, name = params[chain.weights[0]], chain.biases[0]

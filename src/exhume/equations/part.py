@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -54,7 +53,7 @@ def split(evidence: Evidence, layers: str, share: float, seed: int) -> tuple[Par
     chain, head = evidence.chain, evidence.head
     if chain is not None and len(chain.weights) == 1:
         return None
-    if chain is not None and layers == "all" and _still(evidence, chain.weights[:2]):
+    if chain is not None and layers == "all" and not any(evidence.moved(k) for k in chain.weights[:2]):
         return None
     if layers == "last" and head is not None:
         width = evidence.final[head.weight].shape[1]
@@ -70,9 +69,3 @@ def split(evidence: Evidence, layers: str, share: float, seed: int) -> tuple[Par
         Part(order[held:].sort().values, True, 1 - share, seed),
         Part(order[:held].sort().values, False, share, seed),
     )
-
-
-def _still(evidence: Evidence, names: Sequence[str]) -> bool:
-    """Whether none of some parameters differs from its initial value."""
-    init = evidence.init
-    return init is not None and all(torch.equal(init[name], evidence.final[name]) for name in names)

@@ -97,15 +97,15 @@ class Span:
         params = [evidence.at(v) for v in self.nodes]
         scale = self.weights.by_name(target, evidence.chain)
         # A parameter that did not move at all was frozen, and its gradients need not add up to nothing.
-        scale = {k: v if moved(evidence, k) else 0.0 for k, v in scale.items()}
+        scale = {k: v if evidence.moved(k) else 0.0 for k, v in scale.items()}
         chain = None if evidence.chain is None else evidence.chain.smoothed(smoothing)
         if self.layers == "last" and ends is not None and (chain is None or chain.body is not None):
             weight, bias = ends
-            if not any(moved(evidence, k) for k in target if k not in ends):
+            if not any(evidence.moved(k) for k in target if k not in ends):
                 params = params[:1]  # the features are the same at every node
             scales = (
-                self.weights.last if moved(evidence, weight) else 0.0,
-                self.weights.bias if bias is not None and moved(evidence, bias) else None,
+                self.weights.last if evidence.moved(weight) else 0.0,
+                self.weights.bias if bias is not None and evidence.moved(bias) else None,
             )
             nodes = tuple(features_of(evidence, chain, p, space) for p in params)
             return bind_last(nodes, ends, scales, target, space.dim, part)
@@ -138,8 +138,3 @@ def features_of(evidence: Evidence, chain: DenseChain | None, params: Parameters
         return ChainFeatures(dense_node(chain.body, params, space.origin, space.basis))
     assert evidence.head is not None
     return ModuleFeatures(evidence.head.features, params, space, evidence.input.shape)
-
-
-def moved(evidence: Evidence, name: str) -> bool:
-    """Whether a parameter differs from its initial value, as far as is known."""
-    return evidence.init is None or not torch.equal(evidence.init[name], evidence.final[name])
