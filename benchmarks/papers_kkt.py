@@ -66,7 +66,7 @@ def victim(name: str, seed: int) -> Victim:
     data = "fashion" if name == "fashion" else "mnist"
     n = 50 if name == "ten classes" else 20
     training = replace(TRAINING, loss=loss)
-    case = Case(data, n, (300, 300), bias="first", start=1e-4, training=training, seed=seed)
+    case = Case(data, n, hidden=(300, 300), bias="first", start=1e-4, training=training, seed=seed)
     rows = split(load(data), n, seed, by_class=name == "ten classes")
     if name != "regression":
         return train_victim(case, rows)

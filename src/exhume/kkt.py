@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -18,12 +19,14 @@ from exhume.equations.span import Span
 from exhume.evidence import Evidence
 from exhume.linalg import rank_by_gap
 from exhume.moves.corners import Corners, Found, independent
+from exhume.moves.guide import Leverage, by_leverage
 from exhume.objective import Objective
 from exhume.reconstruction import Reconstruction
 from exhume.spaces import Space, subspace
 from exhume.survey import survey
 
 GAP = 10.0  # a smaller drop in the spectrum is no rank
+NORMS = (0.2, 5.0)  # of a model input, relative to the estimate
 AGREE = 0.01  # relative distance within which two searches found the same corner
 NOTE = (
     "A corner by accident has as many active bounds as the row space has dimensions; a certified candidate has twice"
@@ -48,6 +51,11 @@ class RowSpace:
     gap: float
     spectrum: Tensor
     whole: bool
+
+    @property
+    def norm(self) -> float | None:
+        """Typical norm of a sample, exact where samples are orthogonal; None where the hull is not affine."""
+        return None if self.space.origin is None else self.rank**0.5 * float(self.space.origin.norm())
 
 
 def row_space(evidence: Evidence, samples: int | None, units: Tensor | None = None) -> RowSpace | None:
@@ -88,6 +96,7 @@ class KKTAttack:
     Args:
         name: shown in reports.
         corners: the search.
+        leverage: says where to look for corners, where the second layer tells samples apart.
         descent: what is done where there are no corners.
         samples: number of samples, if known; the rank of the first layer serves otherwise.
         held_out: share of the hidden units left out, and predicted for the certificate.
@@ -97,6 +106,7 @@ class KKTAttack:
 
     name: str
     corners: Corners
+    leverage: Leverage
     descent: Descent
     samples: int | None = None
     held_out: float = 0.2
@@ -151,14 +161,24 @@ class KKTAttack:
         assert box is not None
         seen = None if parts is None else row_space(evidence, rows.rank, parts[0].units)
         # Fewer units can show a lower rank: then all are used, and the witness is one of other starts alone.
-        space = seen.space if seen is not None and seen.rank == rows.rank else rows.space
-        found = self.corners.run(
-            space,
+        used = seen if seen is not None and seen.rank == rows.rank else rows
+        units = None if parts is None or used is rows else parts[0].units
+        norm = used.norm or survey(evidence).norm
+        bounded = used.space.within((NORMS[0] * norm, NORMS[1] * norm))
+        search = partial(
+            self.corners.precise(1 / used.gap).run,
+            used.space,
             *box,
             torch.Generator().manual_seed(seed),
             lambda done: clock.tick(f"{done} corners of the box in the row space", None),
         )
-        return replace(found, z=rows.space.coordinates(space.expand(found.z)))
+        guide = by_leverage(self.leverage, evidence, bounded, rows.rank, norm, units)
+        found = search(guide)
+        if guide is not None and not len(found.z) and not clock.expired:
+            found = search(
+                None
+            )  # no corner at all has little leverage: the weights are not where they were held for
+        return replace(found, z=rows.space.coordinates(used.space.expand(found.z)))
 
     def _report(
         self, evidence: Evidence, rows: RowSpace, found: Found, other: Found, seed: int, clock: Clock

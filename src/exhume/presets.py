@@ -17,6 +17,7 @@ from exhume.heads import EveryClass, Labelled, RunnerUp
 from exhume.inversion import ClassScore
 from exhume.kkt import KKTAttack
 from exhume.moves.corners import Corners
+from exhume.moves.guide import Leverage
 from exhume.moves.polish import Polish
 from exhume.multipliers import Floored, Plain, Squares
 from exhume.rows import FirstRows
@@ -70,6 +71,7 @@ def kkt(samples: int | None = None, *, steps: int = 3000) -> KKTAttack:
     return KKTAttack(
         name="kkt",
         corners=Corners(),
+        leverage=Leverage(),
         descent=Descent(
             name="kkt",
             equation=Span(nodes=(1.0,)),

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 import torch
-from scipy.optimize import linprog
 from torch import Tensor
 
+from exhume.moves.polytope import Polytope, polytope
 from exhume.spaces import Space
+
+
+class Guide(Protocol):
+    """What is known of samples besides the space they live in."""
+
+    def starts(self, known: Tensor, generator: torch.Generator) -> Tensor:
+        """Points to climb from [k, q], towards samples other than those known [f, q]."""
+
+    def fits(self, z: Tensor) -> bool:
+        """Whether a corner [q] can be a sample."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -26,6 +37,56 @@ class Found:
     active: Tensor
     programs: int
 
+    def basis(self, apart: float) -> Found:
+        """The most active ones that do not depend on others (see `independent`)."""
+        kept = independent(self.z, apart)
+        return Found(self.z[kept], self.active[kept], self.programs)
+
+
+class Pool:
+    """Corners found so far.
+
+    Args:
+        polytope: whose corners they are.
+        climbs: linear programs from a corner to more active ones, at most.
+        stop: told how many corners there are after each climb; True ends the search.
+        guide: says which to keep; None keeps all.
+    """
+
+    def __init__(
+        self, polytope: Polytope, climbs: int, stop: Callable[[int], bool], guide: Guide | None
+    ) -> None:
+        self.polytope, self.climbs, self.stop, self.guide = polytope, climbs, stop, guide
+        self._corners: list[tuple[int, Tensor]] = []
+        self._programs = 0
+
+    @property
+    def corners(self) -> Found:
+        """All of them."""
+        ordered = sorted(self._corners, key=lambda corner: -corner[0])
+        z = torch.stack([z for _, z in ordered]) if ordered else self.polytope.columns.new_zeros(0, self.dim)
+        return Found(z, torch.tensor([active for active, _ in ordered], dtype=torch.long), self._programs)
+
+    @property
+    def dim(self) -> int:
+        """Number of coordinates q."""
+        return len(self.polytope.columns)
+
+    def climb(self, direction: Tensor) -> bool:
+        """From the corner that is farthest in a direction [q]; True ends the search."""
+        z = self.polytope.programs.top(direction)
+        self._programs += 1
+        return self.stop(len(self._corners)) if z is None else self.improve(z)
+
+    def improve(self, z: Tensor) -> bool:
+        """From a point [q]; True ends the search."""
+        z, active, programs = self.polytope.improve(z, self.climbs)
+        active, z = self.polytope.settled(z, active)
+        self._programs += programs
+        if self.guide is None or self.guide.fits(z):
+            self._corners.append((active, z))
+        return self.stop(len(self._corners))
+
 
 @dataclass(frozen=True)
 class Corners:
@@ -35,23 +96,36 @@ class Corners:
     corner where as many bounds meet, while q meet at a corner by accident. A linear function finds a corner,
     max <g, z>; from there the sum of the logarithms of the distances to the bounds is lowered by linear programs
     (Candes, Wakin and Boyd 2008), which leads to more active ones. Functions are random, in coordinates in which the
-    corners so far have unit covariance; then those that vanish on all corners of a basis but one.
+    corners so far have unit covariance; then those that vanish on all corners of a basis but one. With a guide, the
+    search is from where it leads, and along functions that are constant on what was found.
 
     Args:
         tries: random functions, for each dimension.
+        few: the same, with a guide.
+        most: functions that are constant on what was found, in a round.
+        patience: rounds in a row that find nothing new before giving up.
         sweeps: rounds over the corners of a basis.
         climbs: linear programs after the first, at most.
-        slack: by how much the range may be left, relative to its width: the row space is known to some precision.
-        tolerance: distance to a bound that counts as none, likewise.
+        slack: by how much the range may be left at most, relative to its width: the row space is known to some
+            precision.
+        tolerance: distance to a bound that counts as none at most, likewise.
         apart: a corner depends on others if it is this near to their span, relative to its distance from zero.
     """
 
     tries: float = 3.0
+    few: float = 0.2
+    most: int = 20
+    patience: int = 2
     sweeps: int = 2
     climbs: int = 4
     slack: float = 1e-4
     tolerance: float = 1e-3
     apart: float = 1e-2
+
+    def precise(self, precision: float) -> Corners:
+        """The same search in a space known to a precision, so that near misses are not taken for corners."""
+        slack = min(self.slack, max(100 * precision, 1e-9))
+        return replace(self, slack=slack, tolerance=min(self.tolerance, 1e3 * slack))
 
     def run(
         self,
@@ -60,6 +134,7 @@ class Corners:
         high: Tensor,
         generator: torch.Generator,
         stop: Callable[[int], bool],
+        guide: Guide | None = None,
     ) -> Found:
         """Search.
 
@@ -69,43 +144,47 @@ class Corners:
             high: largest.
             generator: of the functions.
             stop: told how many corners were found after each climb; True ends the search.
+            guide: says where to climb from, and which corners to keep.
         """
-        polytope = _polytope(space, low, high, self)
         q = space.dim
-        found: list[tuple[int, Tensor]] = []
-        count = 0
-
-        def climb(direction: Tensor) -> bool:
-            nonlocal count
-            reached, programs = polytope.climb(direction, self.climbs)
-            count += programs
-            if reached is not None:
-                found.append(reached)
-            return stop(len(found))
-
-        for _ in range(round(self.tries * (q + 1))):
+        pool = Pool(
+            polytope(space, low, high, self.slack, self.tolerance),
+            self.climbs,
+            stop,
+            guide,
+        )
+        for _ in range(round((self.tries if guide is None else self.few) * (q + 1))):
             direction = torch.randn(q, generator=generator, dtype=torch.float64)
-            if len(found) > 2 * q:
-                direction = _even(torch.stack([z for _, z in found]), direction)
-            if climb(direction):
-                return self._sorted(found, q, count)
+            if len(pool.corners.z) > 2 * q:
+                direction = _even(pool.corners.z, direction)
+            if pool.climb(direction):
+                return pool.corners
+        if guide is not None and self._guided(pool, guide, space, generator):
+            return pool.corners
         for _ in range(self.sweeps):
-            before = self._sorted(found, q, count)
-            basis = before.z[independent(before.z, self.apart)]
-            if not len(basis) or any(climb(direction) for direction in _duals(basis)):
+            before = pool.corners.basis(self.apart)
+            if not len(before.z) or any(pool.climb(direction) for direction in _duals(before.z)):
                 break
-            after = self._sorted(found, q, count)
-            if int(after.active[independent(after.z, self.apart)].sum()) <= int(
-                before.active[independent(before.z, self.apart)].sum()
-            ):
+            if int(pool.corners.basis(self.apart).active.sum()) <= int(before.active.sum()):
                 break
-        return self._sorted(found, q, count)
+        return pool.corners
 
-    @staticmethod
-    def _sorted(found: list[tuple[int, Tensor]], q: int, count: int) -> Found:
-        ordered = sorted(found, key=lambda entry: -entry[0])
-        z = torch.stack([z for _, z in ordered]) if ordered else torch.zeros(0, q, dtype=torch.float64)
-        return Found(z, torch.tensor([active for active, _ in ordered], dtype=torch.long), count)
+    def _guided(self, pool: Pool, guide: Guide, space: Space, generator: torch.Generator) -> bool:
+        """Climb from where the guide leads, and along functions that are constant on the corners so far."""
+        idle = 0
+        while idle < self.patience:
+            known = pool.corners.basis(self.apart).z
+            missing = pool.dim + 1 - len(known)
+            if missing == 0:
+                break
+            for z in guide.starts(known, generator):
+                if pool.improve(z):
+                    return True
+            for direction in _constant(known, min(2 * missing, self.most), generator):
+                if pool.climb(direction):
+                    return True
+            idle = 0 if len(pool.corners.basis(self.apart).z) > len(known) else idle + 1
+        return False
 
 
 def independent(z: Tensor, apart: float) -> Tensor:
@@ -118,8 +197,7 @@ def independent(z: Tensor, apart: float) -> Tensor:
         z: points [m, q], the preferred ones first.
         apart: smallest distance of (z, 1), brought to norm one, from the span of the others.
     """
-    size = float(z.square().sum(1).mean().sqrt()) if len(z) else 1.0
-    rows = torch.cat([z, z.new_full((len(z), 1), size)], 1)
+    rows = _homogeneous(z)
     rows = rows / rows.norm(dim=1, keepdim=True).clamp_min(1e-300)
     basis, kept = rows[:0], []
     for i, row in enumerate(rows):
@@ -133,82 +211,6 @@ def independent(z: Tensor, apart: float) -> Tensor:
     return torch.tensor(kept, dtype=torch.long)
 
 
-@dataclass(frozen=True, eq=False)
-class _Polytope:
-    """{z: low <= z columns <= high}, with the features that vary over the space alone."""
-
-    columns: Tensor
-    low: Tensor
-    high: Tensor
-    width: Tensor
-    slack: float
-    tolerance: float
-
-    def top(self, direction: Tensor) -> Tensor | None:
-        """argmax <direction, z>, or None if there is none."""
-        sides = torch.cat([self.columns.T, -self.columns.T])
-        ends = torch.cat([self.high + self.slack * self.width, self.slack * self.width - self.low])
-        solved = linprog(
-            -direction.numpy(), A_ub=sides.numpy(), b_ub=ends.numpy(), bounds=(None, None), method="highs"
-        )
-        return None if solved.x is None else torch.from_numpy(solved.x)
-
-    def ends(self, z: Tensor, reach: float) -> tuple[Tensor, Tensor]:
-        """Which features are at their lower and at their upper bound."""
-        u = z @ self.columns
-        return u - self.low < reach * self.width, self.high - u < reach * self.width
-
-    def active(self, z: Tensor) -> int:
-        """How many are."""
-        low, high = self.ends(z, self.tolerance + self.slack)
-        return int((low | high).sum())
-
-    def climb(self, direction: Tensor, climbs: int) -> tuple[tuple[int, Tensor] | None, int]:
-        """A corner, how many bounds are active there, and how many programs that took."""
-        z, programs = self.top(direction), 1
-        if z is None:
-            return None, programs
-        active = self.active(z)
-        for _ in range(climbs):
-            u = z @ self.columns
-            near = 1e-2 * self.width
-            pull = 1 / (near + (self.high - u).relu()) - 1 / (near + (u - self.low).relu())
-            better = self.top(self.columns @ pull)
-            programs += 1
-            if better is None or (count := self.active(better)) <= active:
-                break
-            z, active = better, count
-        return self.settled(z, active), programs
-
-    def settled(self, z: Tensor, active: int) -> tuple[int, Tensor]:
-        """The point that meets the active bounds in the least-squares sense, which makes up for the slack."""
-        point = z
-        for _ in range(3):
-            low, high = self.ends(point, self.tolerance)
-            used = low | high
-            if int(used.sum()) < len(z):
-                return active, z
-            bound = torch.where(high, self.high, self.low)[used]
-            point = torch.linalg.lstsq(self.columns[:, used].T, bound[:, None], driver="gelsd").solution[:, 0]
-        u = point @ self.columns
-        outside = torch.maximum((self.low - u) / self.width, (u - self.high) / self.width).max()
-        return (self.active(point), point) if float(outside) < self.tolerance else (active, z)
-
-
-def _polytope(space: Space, low: Tensor, high: Tensor, corners: Corners) -> _Polytope:
-    assert space.basis is not None
-    varies = space.basis.norm(dim=0) > 1e-9
-    shift = 0.0 if space.origin is None else space.origin
-    return _Polytope(
-        columns=space.basis[:, varies],
-        low=(low - shift)[varies],
-        high=(high - shift)[varies],
-        width=(high - low)[varies],
-        slack=corners.slack,
-        tolerance=corners.tolerance,
-    )
-
-
 def _even(points: Tensor, direction: Tensor) -> Tensor:
     """The function `direction` of coordinates in which the points have unit covariance: all corners see as much."""
     covariance = torch.cov(points.T)
@@ -220,10 +222,25 @@ def _even(points: Tensor, direction: Tensor) -> Tensor:
 
 def _duals(basis: Tensor) -> Tensor:
     """Functions, of both signs, that are constant on all points of a basis but one, and those constant on all."""
-    size = float(basis.square().sum(1).mean().sqrt())
-    rows = torch.cat([basis, basis.new_full((len(basis), 1), size)], 1)
+    rows = _homogeneous(basis)
     duals = torch.linalg.pinv(rows).T
     rest = torch.linalg.svd(rows)[2][len(rows) :]
     directions = torch.cat([duals, rest])[:, :-1]
     directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
     return torch.cat([directions, -directions])
+
+
+def _constant(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """Random functions that are constant on all points [k, q], of both signs."""
+    rows = _homogeneous(known)
+    draws = torch.randn(count, rows.shape[1], generator=generator, dtype=known.dtype)
+    known = torch.linalg.qr(rows.T)[0]
+    directions = (draws - draws @ known @ known.T)[:, :-1]
+    directions = directions / directions.norm(dim=1, keepdim=True).clamp_min(1e-300)
+    return torch.cat([directions, -directions])
+
+
+def _homogeneous(z: Tensor) -> Tensor:
+    """Rows (z, 1), the 1 in units of the points' size [k, q + 1]."""
+    size = float(z.square().sum(1).mean().sqrt()) if len(z) else 1.0
+    return torch.cat([z, z.new_full((len(z), 1), size)], 1)
