@@ -123,7 +123,7 @@ def main() -> None:
     parser.add_argument("--plot", type=Path, help="write the reconstruction curves here")
     chosen = parser.parse_args()
     seeds = chosen.seeds or (1 if chosen.quick else 3)
-    length = Lengths(4000, 2000, 4000) if chosen.quick else Lengths(8000, 4000, 20_000)
+    length = Lengths(4000, 600, 4000) if chosen.quick else Lengths(8000, 4000, 20_000)
     if chosen.full:
         length = Lengths(80_001, 80_001, 1_000_000)
     rows: list[Row] = []

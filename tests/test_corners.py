@@ -5,13 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 
-from exhume import match, presets
+from exhume import audit, match, presets
 from exhume.descent import Descent
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence, InputSpec, Recipe
 from exhume.kkt import margin, row_space
 from exhume.metrics import relative_l2
 from exhume.moves.corners import Corners, independent
+from exhume.planted import positive_control
 from exhume.spaces import subspace
 from exhume.victims.nets import mlp
 from exhume.victims.train import TrainConfig
@@ -172,3 +173,19 @@ def test_other_weights_give_no_certificate():
     final["3.weight"] = final["3.weight"][:, order]
     found = presets.kkt(8).run(replace(victim.evidence, final=final), seed=1001)
     assert found.certificate.recovered == 0
+
+
+def test_an_audit_without_initial_weights_runs_this_attack_and_finds_the_leak():
+    victim = make_victim(Case(data="digits", n=8, hidden=(60,), bias="first", training=DECAY, seed=1))
+    bare = replace(victim.evidence, init=None)
+    assert (audit.own(bare), audit.own(victim.evidence)) == (("kkt",), ("exhume",))
+    outcome = audit.run(bare, audit.Plan(names=audit.own(bare), samples=8, budget=60.0), victim.truth)
+    assert outcome.verdict.outcome == "leak"
+    assert outcome.matches[0].control.count == 0
+
+
+def test_a_planted_victim_without_initial_weights_is_recovered():
+    victim = make_victim(Case(data="digits", n=8, hidden=(60,), bias="first", training=DECAY, seed=1))
+    bare = replace(victim.evidence, init=None)
+    control = positive_control(bare, victim.truth, presets.kkt(), seed=2, budget=60.0)
+    assert control.succeeded and "on a planted victim" in control.sentence

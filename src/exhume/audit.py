@@ -71,6 +71,11 @@ class Outcome:
     truth: Truth | None = None
 
 
+def own(evidence: Evidence) -> tuple[str, ...]:
+    """The attack of ours for what is known: the change of weights, or the final weights alone."""
+    return ("kkt",) if evidence.init is None else ("exhume",)
+
+
 def digest(evidence: Evidence, plan: Plan, truth: Truth | None) -> str:
     """Fingerprint of a job: weights, settings and rows; a change in any of them changes it."""
     rows = {} if truth is None else {"train": truth.train, "control": truth.control}

@@ -246,15 +246,15 @@ def _run(
     as_json: bool = False,
 ) -> int:
     """Run and report; returns the exit code of the verdict."""
+    truth = target.truth() if scored else None
+    evidence = target.evidence(trust_pickle=trust_pickle)
     plan = audits.Plan(
-        names=tuple(names or target.attack.names or ("exhume",)),
+        names=tuple(names or target.attack.names or audits.own(evidence)),
         samples=target.attack.samples,
         seed=seed,
         budget=seconds(budget),
         policy=policy,
     )
-    truth = target.truth() if scored else None
-    evidence = target.evidence(trust_pickle=trust_pickle)
     digest = audits.digest(evidence, plan, truth)
     folder = report.prepare(output.folder, force=output.force, resume=output.resume)
     if output.resume and (told := _finished(folder, digest)) is not None:

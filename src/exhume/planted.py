@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exhume.clock import Observer
 from exhume.errors import ExhumeError
-from exhume.evidence import Evidence
+from exhume.evidence import Evidence, Recipe
 from exhume.matching import match
 from exhume.presets import Attack
 from exhume.truth import Truth
@@ -17,6 +17,8 @@ from exhume.verdict import PositiveControl
 
 SIZES = (4, 2)  # planted rows, tried in this order until the attack succeeds
 STEPS, TOLERANCE = 2000, 1e-9
+DECAY, MOMENTUM, FOLDS, SMALL = 1e-2, 0.9, 20.0, 1e-3  # of a stationary victim
+MOST = 40_000  # steps to a stationary point
 
 
 def positive_control(
@@ -30,7 +32,8 @@ def positive_control(
     """Plant a few control rows in the audited architecture and attack it; success is a match, certified if it can be.
 
     The planted victim starts from the audited model's initial weights and is trained by full-batch gradient descent
-    to fit random labels +-1 on every output, so it is recoverable if the attack works on such a network at all.
+    to fit random labels +-1 on every output, so it is recoverable if the attack works on such a network at all. Where
+    they are not known, it starts from small random weights and is trained with decay until nothing is left of them.
 
     Args:
         evidence: of the audited model; its weights are not changed.
@@ -40,8 +43,7 @@ def positive_control(
         budget: seconds for each try.
         observer: told about progress.
     """
-    if evidence.init is None:
-        return PositiveControl(False, "No victim could be planted, since the initial weights are not known.")
+    train = _stationary if evidence.init is None else _train
     tried = []
     control = _distinct(truth)
     for n in SIZES:
@@ -49,7 +51,7 @@ def positive_control(
             continue
         rows = control[:n]
         try:
-            planted = _train(evidence, evidence.input.encode(rows), seed)
+            planted = train(evidence, evidence.input.encode(rows), seed)
         except ExhumeError as error:
             return PositiveControl(False, f"No victim could be planted: {error}.")
         found = replace(attack, samples=n).run(planted, seed=seed, budget=budget, observer=observer)
@@ -86,13 +88,49 @@ def _distinct(truth: Truth) -> Tensor:
     return truth.control[list(first.values())]
 
 
+def _labels(out: Tensor, generator: torch.Generator) -> Tensor:
+    """Random labels +-1 for every output [n, C]."""
+    return torch.randint(0, 2, out.shape, generator=generator).double() * 2 - 1
+
+
+def _stationary(evidence: Evidence, u: Tensor, seed: int) -> Evidence:
+    """Momentum and weight decay on squared loss until the start, small in the first layer, has shrunk by e^-20."""
+    generator = torch.Generator().manual_seed(seed)
+    first = None if evidence.chain is None else evidence.chain.weights[0]
+    start = {
+        k: (SMALL if k == first else 1.0)
+        * torch.randn(p.shape, generator=generator, dtype=torch.float64)
+        / p[0].numel() ** 0.5
+        if p.dim() > 1
+        else p.double()
+        for k, p in evidence.final.items()
+    }
+    y = _labels(evidence.forward(start, u), generator)
+    lr = 0.05
+    while (steps := round(FOLDS * (1 - MOMENTUM) / (lr * DECAY))) <= MOST:
+        leaves = [p.clone().requires_grad_() for p in start.values()]
+        optimizer = torch.optim.SGD(leaves, lr, MOMENTUM, weight_decay=DECAY)
+        for _ in range(steps):
+            optimizer.zero_grad()
+            loss = (evidence.forward(dict(zip(start, leaves, strict=True)), u) - y).square().mean()
+            if not bool(loss.isfinite()):
+                break
+            loss.backward()
+            optimizer.step()
+        else:
+            final = {k: p.detach().to(evidence.final[k].dtype) for k, p in zip(start, leaves, strict=True)}
+            recipe = Recipe(loss="mse", labels="real", weight_decay=DECAY, momentum=MOMENTUM, optimizer="sgd")
+            return replace(evidence, final=final, recipe=recipe)
+        lr /= 2
+    raise ExhumeError("training must converge, but diverged at every learning rate")
+
+
 def _train(evidence: Evidence, u: Tensor, seed: int) -> Evidence:
     """Full-batch gradient descent on squared loss from theta_0, with a step size that halves when the loss rises."""
     assert evidence.init is not None
     generator = torch.Generator().manual_seed(seed)
     params = {k: p.double().clone() for k, p in evidence.init.items()}
-    out = evidence.forward(params, u)
-    y = torch.randint(0, 2, out.shape, generator=generator).double() * 2 - 1
+    y = _labels(evidence.forward(params, u), generator)
     lr, best = 0.05, float("inf")
     for _ in range(STEPS):
         leaves = {k: p.detach().requires_grad_() for k, p in params.items()}
