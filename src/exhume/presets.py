@@ -9,7 +9,7 @@ from torch import Tensor
 
 from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
-from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Lazy, Momentum, Solved
+from exhume.descent import Anneal, Descent, Drawn, Eliminated, Solved
 from exhume.equations.column import Column
 from exhume.equations.feature import Feature
 from exhume.equations.span import EquationWeights, Span
@@ -19,6 +19,7 @@ from exhume.kkt import KKTAttack
 from exhume.moves.corners import Corners
 from exhume.moves.polish import Polish
 from exhume.multipliers import Floored, Plain, Squares
+from exhume.optimisers import Adam, Lazy, Momentum
 from exhume.rows import FirstRows
 
 Attack = SpanAttack | Descent | AlgebraAttack | KKTAttack | FirstRows

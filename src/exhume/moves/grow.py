@@ -1,0 +1,151 @@
+"""Add candidates that are no copies: where the residual asks for them most, or anywhere."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from exhume.joint import Joint
+from exhume.moves.base import Proposal, State, joined, kept, proposal
+from exhume.moves.reduce import needed
+from exhume.moves.split import signed
+
+
+@dataclass(frozen=True)
+class Grow:
+    """Add a fresh candidate where its whole block of multipliers lowers the loss most.
+
+    max_z  b' (G_zz - G_zX G_XX^+ G_Xz)^-1 b,  b = Phi_z r
+
+    the exact fall of |r|^2 when all multipliers are solved for anew, X the candidates there are. Where the signs of
+    multipliers are prescribed, only entries of b of the right sign count, each on its own. Searched by gradient
+    ascent from random starts (Frank-Wolfe with corrections; Firefly, Wu et al. 2020, for neurons).
+
+    Args:
+        starts: random starts.
+        steps: of gradient ascent on the logarithm of the gain.
+        rate: relative to |z|, the length of the first steps; it falls to 0.
+        at_once: fresh candidates added at once, best first, if they differ.
+        apart: least relative distance between them.
+        name: in the lineage.
+    """
+
+    starts: int = 48
+    steps: int = 60
+    rate: float = 0.2
+    at_once: int = 1
+    apart: float = 0.3
+    name: str = "grow"
+
+    def propose(self, state: State) -> Proposal | None:
+        """Add the best, if there is room and the loss falls."""
+        room = state.free(self.at_once)
+        if not room:
+            return None
+        z, label = self._sought(state)
+        score = block_gain(state, z, label)
+        best: list[int] = []
+        for i in score.argsort(descending=True).tolist():
+            near = [float((z[i] - z[j]).norm() / z[j].norm().clamp_min(1e-300)) < self.apart for j in best]
+            if len(best) < room and float(score[i]) > 0 and not any(near):
+                best.append(i)
+        if not best:
+            return None
+        rows = state.problem.of(state.lineage).newborn(z[best])
+        work = 3 * self.starts * self.steps
+        said = f"{len(best)} fresh candidates were added"
+        made = proposal(state, self.name, joined(state, rows, label[best], self.name), work, said)
+        return made if made.gain > 0 else None
+
+    def _sought(self, state: State) -> tuple[Tensor, Tensor]:
+        """Where gradient ascent ends [starts, q], and labels, the best at the start [starts]."""
+        view, classes = state.smoothed, int(state.lineage.label.max()) + 1 if len(state.lineage) else 1
+        z = fresh(state, self.starts)
+        labels = torch.arange(classes)[:, None].expand(classes, self.starts)
+        label = torch.stack([block_gain(state, z, one) for one in labels]).argmax(0)
+        length = self.rate * z.norm(dim=1).mean() / z.shape[1] ** 0.5
+        first, second = torch.zeros_like(z), torch.zeros_like(z)
+        for step in range(self.steps):
+            with torch.enable_grad():
+                leaf = z.detach().requires_grad_()
+                total = block_gain(state, leaf, label).clamp_min(1e-300).log().sum()
+                slope = torch.autograd.grad(total, leaf)[0].nan_to_num()
+            first = 0.9 * first + 0.1 * slope  # Adam's step: the starts differ widely in scale
+            second = 0.99 * second + 0.01 * slope.square()
+            ahead = first / (1 - 0.9 ** (step + 1))
+            scale = (second / (1 - 0.99 ** (step + 1))).sqrt() + 1e-30
+            z = view.space.retract(z + length * (1 - step / self.steps) * ahead / scale)
+        return z, label
+
+
+@dataclass(frozen=True)
+class Reseed:
+    """Replace candidates that the fit does not need by random ones, if the loss does not rise.
+
+    Args:
+        share: largest rise of the misfit without a candidate, relative to the misfit, for it to be replaced.
+        name: in the lineage.
+    """
+
+    share: float = 1e-3
+    name: str = "reseed"
+
+    def propose(self, state: State) -> Proposal | None:
+        """Replace all of them at once."""
+        rise = needed(state)
+        idle = rise < self.share
+        if not bool(idle.any()):
+            return None
+        rest = kept(state, (~idle).nonzero()[:, 0])
+        rows = state.problem.of(rest.lineage).newborn(fresh(state, int(idle.sum())))
+        without = replace(state, row=rest.row, lineage=rest.lineage)
+        change = joined(without, rows, state.lineage.label[idle], self.name)
+        source = torch.where(change.source < 0, -1, rest.source[change.source.clamp_min(0)])
+        said = f"{int(idle.sum())} candidates that the fit did not need were drawn anew"
+        made = proposal(state, self.name, replace(change, source=source), len(rise), said)
+        return made if made.gain >= 0 else None
+
+
+def fresh(state: State, count: int) -> Tensor:
+    """Random coordinates of the typical size of a candidate [count, q]."""
+    view = state.smoothed
+    size = view.space.expand(view.z).norm(dim=1)
+    typical = float(size.median()) if len(size) else 1.0
+    return view.space.random(count, typical, state.generator)
+
+
+def block_gain(state: State, z: Tensor, label: Tensor) -> Tensor:
+    """The fall of |r|^2 by the multipliers of one more candidate at each of z [b, q], exact but for signs [b]."""
+    view = state.smoothed
+    equation, m, b = view.equation, len(view.z), len(z)
+    rows = equation.rows(torch.cat([view.z, z]))
+    gram = rows.gram()
+    own = len(gram) // (m + b)  # multipliers of a candidate that share nothing
+    split = m * own
+    right = rows.inner(view.residual)[m:].reshape(b, own, -1)
+    blocked = gram[split:, split:].view(b, own, b, own)
+    block = blocked[torch.arange(b), :, torch.arange(b)]
+    if m:
+        cross = gram[split:, :split] @ state.factor
+        cross = cross.view(b, own, -1)
+        block = block - cross @ cross.mT
+    floor = 1e-9 * block.diagonal(dim1=1, dim2=2).amax(1).detach().clamp_min(1e-300)
+    block = block + floor[:, None, None] * torch.eye(own, dtype=z.dtype)
+    problem = state.problem
+    if not isinstance(problem, Joint) or problem.head is None:
+        return (right * torch.linalg.solve(block, right)).sum((1, 2))
+    sense = replace(problem, share=None, label=label).directions(z.detach()) / problem.unit
+    right, sizes = _directed(right, block, sense)
+    right = right.relu() if signed(state) else right
+    return (right.square() / sizes).sum(1)
+
+
+def _directed(right: Tensor, block: Tensor, sense: Tensor) -> tuple[Tensor, Tensor]:
+    """b and the diagonal of G along the directions of a head [b, C, k]."""
+    right = right.reshape(len(right), -1)
+    shared = right.shape[1] // block.shape[1]
+    whole = torch.stack([torch.kron(one, torch.eye(shared, dtype=one.dtype)) for one in block])
+    along = torch.einsum("bck,bc->bk", sense, right)
+    return along, torch.einsum("bck,bcd,bdk->bk", sense, whole, sense)
