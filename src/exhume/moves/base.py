@@ -29,6 +29,7 @@ class State:
         step: steps taken so far.
         period: steps that a further candidate is going to cost until moves are due again.
         most: largest number of candidates.
+        norm: typical norm of a model input.
         generator: source of random starts.
         refits: whether multipliers are solved for after a move, and before it, so that only the move is compared.
     """
@@ -40,6 +41,7 @@ class State:
     step: int
     period: int
     most: int
+    norm: float
     generator: torch.Generator
     refits: bool = True
 

@@ -103,7 +103,7 @@ def displacement(view: View, vector: Tensor, step: Tensor) -> tuple[Tensor, Tens
 def changes(view: View, vector: Tensor, step: Tensor) -> Tensor:
     """What L would change by if candidate i alone were split into halves at z_i +- step_i v_i, exactly [m].
 
-    -2 scale <r, D_i> + scale |D_i|^2 + prior,  D_i = c_i'(Phi_i(z+) / 2 + Phi_i(z-) / 2 - Phi_i(z)); forward passes alone
+    -2 scale <r, D_i> + scale |D_i|^2 + prior,  D_i = c_i'(Phi_i(z+) / 2 + Phi_i(z-) / 2 - Phi_i(z))
     """
     plus, minus = displacement(view, vector, step)
     first = (view.along(plus) + view.along(minus)) / 2 - view.along(view.z)

@@ -110,10 +110,7 @@ class Reseed:
 
 def fresh(state: State, count: int) -> Tensor:
     """Random coordinates of the typical size of a candidate [count, q]."""
-    view = state.smoothed
-    size = view.space.expand(view.z).norm(dim=1)
-    typical = float(size.median()) if len(size) else 1.0
-    return view.space.random(count, typical, state.generator)
+    return state.smoothed.space.random(count, state.norm, state.generator)
 
 
 def block_gain(state: State, z: Tensor, label: Tensor) -> Tensor:

@@ -178,8 +178,9 @@ def published(period: int = 20_000, *, step: float = 0.01) -> Routine:
     """Sample splitting as Shen, Wang, Qian and Lei (ICML 2026) publish it.
 
     Every `period` steps (20,000 to 40,000 in the paper) candidates of curvature below -0.1 are split, half of them
-    at most, into halves at +-`step` along the lowest eigenvector; the optimiser starts anew. Deviations: matched softplus
-    for the curvature, whose Hessian is that of its values; penalties go by share; the label and floor of a parent.
+    at most, into halves at +-`step` along the lowest eigenvector; the optimiser starts anew. Deviations: matched
+    softplus for the curvature, whose Hessian is that of its values; gradients per share; penalties and floors by
+    share, so that a split at no distance changes no loss.
 
     Args:
         period: steps of the descent between splits.

@@ -43,15 +43,17 @@ class Course:
 
     def state(self, row: Tensor, lineage: Lineage, schedule: Schedule, step: int) -> State:
         """The candidates at a step, as moves see them."""
-        most = round(schedule.most * len(self.leaf))
+        problem = self.whole(step)
+        inner = problem.inner if isinstance(problem, Joint) else problem.space
         return State(
             row,
             lineage,
-            self.whole(step),
+            problem,
             self.smooth(step),
             step,
             schedule.period,
-            most,
+            round(schedule.most * len(self.leaf)),
+            float(inner.expand(row[:, : inner.dim]).norm(dim=1).median()),
             self.generator,
             schedule.refits,
         )

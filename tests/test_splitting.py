@@ -1,0 +1,321 @@
+"""Splitting candidates, and its rivals: what a split changes, when it is made, and what is left unchanged."""
+
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch.func import hessian, vmap
+
+from exhume import presets
+from exhume.change import Decay
+from exhume.equations.span import Span
+from exhume.evidence import Evidence, InputSpec
+from exhume.functional import Relaxed
+from exhume.heads import Labelled, RunnerUp, blocks
+from exhume.joint import Joint
+from exhume.lanczos import lanczos
+from exhume.lineage import first
+from exhume.moves.base import State, proposal
+from exhume.moves.curvature import (
+    best_step,
+    changes,
+    displacement,
+    lowest,
+    predicted,
+    quartic,
+    splitting_product,
+    stability,
+)
+from exhume.moves.grow import Grow, Reseed
+from exhume.moves.policy import Policy, Routine, published, scaled
+from exhume.moves.reduce import Merge, Prune
+from exhume.moves.split import Split, SignedSplit, halves
+from exhume.multipliers import Floored, Plain, Squares
+from exhume.objective import Objective
+from exhume.optimisers import Adam, Lazy, Momentum, PerShare, inherited
+from exhume.solvers.first_order import follow
+from exhume.spaces import full, sphere
+from exhume.terms import Box
+from planted import NO_DECAY, dense, draw, generator, planted_span, random_evidence
+
+ALONE = Decay(0.0, 0.0, "final weights alone")
+M, D = 5, 4
+BOX = Box(-0.3 * torch.ones(D).double(), 0.4 * torch.ones(D).double(), 0.5)
+LOSSES = ("haim", "buzaglo", "loo", "projected")
+
+
+def problem(kind, activation="softplus", smoothing=None, terms=(BOX,), floor=0.3):
+    """Small smooth problems of each kind that is attacked."""
+    space = full(D)
+    if kind == "projected":
+        evidence = random_evidence((D, 12, 2), activation)
+        return Objective(Span((0.0, 1.0)).bind(evidence, space, NO_DECAY, smoothing), space, terms)
+    if kind == "loo":
+        evidence = random_evidence((D, 12, 1), activation)
+        equation = Span((0.0, 1.0)).bind(evidence, space, NO_DECAY, smoothing)
+        return Joint(equation, space, 1 / M, terms, Plain(), None, 2)
+    head, outputs = (Labelled(), 1) if kind == "haim" else (RunnerUp(), 3)
+    evidence = replace(random_evidence((D, 9, 7, outputs), activation), init=None)
+    equation = Span((1.0,)).bind(evidence, space, ALONE, smoothing)
+    return Joint(
+        equation,
+        space,
+        1 / M,
+        terms,
+        Floored(floor) if kind == "haim" else Squares(floor),
+        lambda z, a, label: head.coefficients(a, label, lambda: evidence.output(z.detach())),
+        1,
+        None,
+        blocks(M, outputs),
+    )
+
+
+def start(made, m=M, seed=1):
+    z = 0.7 * draw(m, D, seed=seed)
+    if isinstance(made, Objective):
+        return z
+    return torch.cat([z, 0.2 + draw(m, made.unknowns, seed=seed + 1).abs()], 1)
+
+
+def state(made, row=None, smooth=None, period=10, most=40, refits=True):
+    row = start(made) if row is None else row
+    label = made.label if isinstance(made, Joint) and len(made.label) else torch.zeros(len(row), dtype=torch.long)
+    return State(row, first(label), made, smooth or made, 0, period, most, 1.4, generator(7), refits)
+
+
+def every(view):
+    """The splitting matrices in full, by the definition [m, q, q]."""
+
+    def of(one, i):
+        def along(z):
+            others = view.z.detach()
+            return view.along(torch.where(torch.arange(len(others))[:, None] == i, z, others)).sum()
+
+        return hessian(along)(one)
+
+    return torch.stack([of(one, i) for i, one in enumerate(view.z)])
+
+
+# --- T1 to T3: what a split changes -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_two_halves_along_the_bottom_eigenvector_change_the_loss_by_half_eta_squared_lambda(kind):
+    """T1, by the loss of the whole set of candidates, not by the formula of one; multipliers as they were."""
+    made = problem(kind)
+    before = state(made, refits=False)
+    view = before.view
+    pairs = lowest(view, D)
+    eta = 1e-3
+    for i in range(M):
+        step = torch.where(torch.arange(M) == i, eta, 0.0).double()
+        change = halves(before, torch.tensor([i]), pairs.vector, step, "split")
+        expected = 0.5 * eta**2 * float(pairs.value[i])
+        if isinstance(made, Joint):
+            found = made.of(change.lineage).at(change.row).loss - before.loss
+        else:  # solving for the multipliers of the halves would lower the loss further: their split is held
+            found = float(changes(view, pairs.vector, step)[i])
+        assert abs(expected) > 1e-12
+        # A difference of two losses near 1 is exact to about 1e-15.
+        assert found == pytest.approx(expected, rel=1e-5, abs=2e-14)
+
+
+@pytest.mark.parametrize("kind", ["haim", "buzaglo", "loo"])
+def test_the_hessian_is_a_gauss_newton_part_and_the_splitting_matrices(kind):
+    """T2: in all coordinates, 2 G'G + blkdiag(S_i), with G = d(Phi' c)/dz."""
+    made = problem(kind)
+    row = start(made)
+    view = made.view(row)
+    q = view.z.numel()
+
+    def loss(z):
+        missed = made._missed(z.view_as(view.z), view.coef)
+        return missed + view.penalty(z.view_as(view.z)).sum()
+
+    whole = hessian(loss)(view.z.flatten())
+    jacobian = torch.stack(
+        [view.equation.jvp(view.z, view.coef, e.view_as(view.z)) for e in torch.eye(q).double()], 1
+    )
+    parts = 2 * jacobian.T @ jacobian + torch.block_diag(*every(view))
+    torch.testing.assert_close(whole, parts, rtol=1e-10, atol=1e-12)
+    assert float(torch.linalg.eigvalsh(whole)[0]) >= float(torch.linalg.eigvalsh(every(view)).min()) - 1e-12
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_one_product_gives_all_splitting_matrices(kind):
+    """T3: the same as a matrix of second derivatives for each candidate, priors included."""
+    view = state(problem(kind)).view
+    product = splitting_product(view)
+    found = torch.stack([product(e.expand(M, D)) for e in torch.eye(D).double()], 2)
+    torch.testing.assert_close(found, every(view), rtol=1e-9, atol=1e-12)
+
+
+def test_lanczos_finds_the_ends_of_every_spectrum():
+    """Also where a Krylov space is exhausted early: the spectra hold multiple eigenvalues and zeros."""
+    basis = torch.linalg.qr(draw(3, 12, 12))[0]
+    values = torch.stack([torch.linspace(-2, 5, 12), torch.tensor([0.0] * 10 + [3.0, 4.0]), torch.zeros(12)])
+    matrices = basis @ values.double().diag_embed() @ basis.mT
+    pairs = lanczos(lambda v: (matrices @ v[:, :, None])[..., 0], draw(3, 12, seed=5), 12)
+    torch.testing.assert_close(pairs.values[:, 0], values.double().amin(1), rtol=0, atol=1e-9)
+    torch.testing.assert_close(pairs.values[:, -1], values.double().amax(1), rtol=0, atol=1e-9)
+    missed = (matrices @ pairs.vectors.mT).mT - pairs.values[..., None] * pairs.vectors
+    assert float(missed.norm(dim=2).max()) < 1e-8
+    few = lanczos(lambda v: (matrices @ v[:, :, None])[..., 0], draw(3, 12, seed=5), 4)
+    missed = (matrices @ few.vectors.mT).mT - few.values[..., None] * few.vectors
+    torch.testing.assert_close(few.residuals, missed.norm(dim=2), rtol=1e-6, atol=1e-9)
+
+
+# --- T4: a split at no distance ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", LOSSES)
+def test_a_split_at_no_distance_changes_no_loss(kind):
+    """T4: outside the box, below the floor, and twice in a row; so also for candidates split again."""
+    made = problem(kind, floor=0.9)
+    before = state(made, refits=False)
+    assert float(before.view.penalty(before.view.z).min()) > 0
+    now = before
+    for chosen in ([0, 3], [1, 5]):
+        change = halves(now, torch.tensor(chosen), draw(len(now.row), D), torch.zeros(len(now.row)).double(), "split")
+        now = replace(now, row=change.row, lineage=change.lineage)
+        assert now.loss == pytest.approx(before.loss, rel=1e-12)
+    assert len(now.row) == M + 4
+    assert float(now.lineage.share.sum()) == M
+    assert now.lineage.share.min() == 0.25
+
+
+@pytest.mark.parametrize("kind", ["haim", "buzaglo"])
+def test_labels_follow_children(kind):
+    made = problem(kind)
+    before = state(made)
+    change = halves(before, torch.tensor([0, M - 1]), draw(M, D), torch.full((M,), 0.1).double(), "split")
+    parents = before.lineage.label[change.source]
+    assert torch.equal(change.lineage.label, parents)
+    assert change.lineage.label.tolist()[-4:] == [0, 0, before.lineage.label.max(), before.lineage.label.max()]
+    assert [life.parent for life in change.lineage.lives if life.move == "split"] == [0, 0, M - 1, M - 1]
+
+
+# --- T5: ReLU --------------------------------------------------------------------------------------------------
+
+
+def relu_view(smoothing):
+    evidence = random_evidence((D, 12, 7, 1), "relu")
+    equation = Span((1.0,)).bind(evidence, full(D), NO_DECAY, smoothing)
+    made = Joint(equation, full(D), 1 / M, (), Plain())
+    return made.view(torch.cat([0.7 * draw(M, D, seed=1), 0.2 + draw(M, 1, seed=2).abs()], 1))
+
+
+def differences(view, eta=1e-4):
+    """v' S v by finite differences of the values along an axis [m, q]."""
+    axes = torch.eye(D).double()
+    return torch.stack(
+        [
+            (view.along(view.z + eta * e) + view.along(view.z - eta * e) - 2 * view.along(view.z)) / eta**2
+            for e in axes
+        ],
+        1,
+    )
+
+
+def test_relu_has_no_curvature_and_a_matched_softplus_has_that_of_its_values():
+    """T5: the Hessian of a ReLU whose derivative alone is smoothed is not that of its values."""
+    assert float(splitting_product(relu_view(None))(draw(M, D)).abs().max()) == 0.0
+    assert float(differences(relu_view(None)).abs().max()) < 1e-6  # nothing bends within a region of activity
+    for smoothing, agrees in ((8.0, True), (Relaxed(8.0), False)):
+        view = relu_view(smoothing)
+        product = splitting_product(view)
+        found = torch.stack([product(e.expand(M, D))[:, i] for i, e in enumerate(torch.eye(D).double())], 1)
+        apart = float((found - differences(view)).abs().max() / found.abs().max())
+        assert (apart < 1e-4) == agrees
+
+
+# --- T6: a strict minimum --------------------------------------------------------------------------------------
+
+
+def stuck():
+    """A strict minimum of too few candidates, by Newton's steps on gradients; smooth, so that it is one."""
+    made = planted_span((D, 15, 1), "softplus", n=4, node=1.0)
+    equation = Span((1.0,)).bind(made.evidence, full(D), NO_DECAY)
+    for seed in range(20):
+        problem = Objective(equation, full(D))
+        z = draw(2, D, seed=seed)
+        from exhume.solvers.varpro import VarPro
+
+        point = VarPro(iterations=300, tolerance=1e-12).minimise(problem, z).point
+        coef = point.coef
+
+        def loss(z, coef=coef):
+            return (equation.target() - equation.contribution(z.view(2, D), coef)).square().sum()
+
+        curvature = hessian(loss)(point.z.flatten())
+        values = lowest(problem.view(point.z), D).value
+        if float(torch.linalg.eigvalsh(curvature)[0]) > 0 and float(values.min()) < 0 and point.loss > 1e-6:
+            return problem, point
+    raise AssertionError("no strict minimum of negative splitting matrix was met")
+
+
+def test_a_split_leaves_a_strict_minimum_that_noise_does_not():
+    """T6: the Hessian is positive, a splitting matrix is not; noise returns to the same loss, the halves do not."""
+    from exhume.solvers.varpro import VarPro
+
+    problem, point = stuck()
+    solver = VarPro(iterations=300, tolerance=1e-12)
+    for seed in range(5):
+        noisy = solver.minimise(problem, point.z + 0.01 * draw(2, D, seed=100 + seed)).point
+        assert noisy.loss == pytest.approx(point.loss, rel=1e-6)
+    made = Split(worth=0.0, at_once=1).propose(state(problem, point.z))
+    assert made is not None and made.gain > 0
+    after = solver.minimise(problem.of(made.lineage), made.row).point
+    assert after.loss < 0.9 * point.loss
+
+
+def test_the_closed_form_step_is_the_best_of_its_model_and_its_gain_is_seen():
+    """Delta(eta) = lambda eta^2 / 2 + c eta^4, at eta* = sqrt(-lambda / 4c), is -lambda^2 / 16c."""
+    problem, point = stuck()
+    view = problem.view(point.z)
+    pairs = lowest(view, D)
+    fourth = quartic(view, pairs.vector)
+    step, gain = best_step(pairs.value, fourth), predicted(pairs.value, fourth)
+    i = int(gain.argmax())
+    model = 0.5 * pairs.value * step**2 + fourth * step**4
+    torch.testing.assert_close(-model[i], gain[i])
+    found = -changes(view, pairs.vector, step)
+    assert float(found[i]) == pytest.approx(float(gain[i]), rel=0.5)
+    for factor in (0.3, 3.0):
+        assert float(-changes(view, pairs.vector, factor * step)[i]) < float(found[i])
+
+
+def test_stable_candidates_are_certified_and_others_are_not():
+    problem, point = stuck()
+    scores = stability(problem.view(point.z), lowest(problem.view(point.z), D))
+    largest, same = Policy().stable(state(problem, point.z), D)
+    assert largest == pytest.approx(-float(scores.min())) and largest > 0
+    assert torch.equal(same, scores)
+    truth = planted_span((D, 15, 1), "softplus", n=4, node=1.0)
+    there = Objective(Span((1.0,)).bind(truth.evidence, full(D), NO_DECAY), full(D))
+    moved = there.view(truth.x)
+    assert float(lowest(moved, D).value.abs().max()) < 1e-8  # no residual, nothing to split for
+
+
+# --- T7: the optimiser -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("optimiser", [Adam(0.01), Lazy(0.01), Momentum(0.02)], ids=["adam", "lazy", "momentum"])
+@pytest.mark.parametrize("kind", ["haim", "buzaglo", "loo"])
+def test_tied_copies_go_where_the_whole_candidate_would(optimiser, kind):
+    """T7: with the remapped state and gradients per share, 30 steps after a split at no distance."""
+    made = problem(kind)
+    leaf = start(made)
+    optimizer = optimiser.optimizer(leaf, made)
+    row = follow(optimizer, leaf, lambda step: made, 20, 0.0, None).point.z
+    before = state(made, row, refits=False)
+    change = halves(before, torch.tensor([0, 3]), draw(M, D), torch.zeros(M).double(), "split")
+    again = change.row.clone()
+    other = inherited(optimiser.optimizer(again, made), again, optimizer, change.source)
+    share = change.lineage.share
+    pieces = follow(other, again, lambda s: PerShare(made.of(change.lineage), share), 30, 0.0, None)
+    leaf.copy_(row)
+    whole = follow(optimizer, leaf, lambda step: made, 30, 0.0, None)
+    torch.testing.assert_close(pieces.point.z, whole.point.z[change.source], rtol=1e-6, atol=1e-8)
+    assert pieces.point.loss == pytest.approx(whole.point.loss, rel=1e-8)
