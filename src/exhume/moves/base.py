@@ -17,6 +17,9 @@ from exhume.objective import Objective
 from exhume.view import View
 
 
+ROUNDING = 1e-20  # of |t|^2: below it a squared residual is that of rounding
+
+
 @dataclass(frozen=True, eq=False)
 class State:
     """Candidates between two steps of a solver.
@@ -69,6 +72,10 @@ class State:
     def settled(self) -> State:
         """The same with its multipliers solved for, if they are to be: what a policy hands to its moves."""
         return replace(self, row=self.problem.of(self.lineage).refitted(self.row)) if self.refits else self
+
+    def slack(self, rise: float) -> float:
+        """A rise of the loss by this share, and what rounding may add to the loss of an exact fit."""
+        return rise * self.loss + ROUNDING * self.view.scale * self.view.equation.energy
 
     def free(self, move: int) -> int:
         """How many of so many candidates there is room for."""

@@ -95,7 +95,7 @@ class Reseed:
     def propose(self, state: State) -> Proposal | None:
         """Replace all of them at once."""
         rise = needed(state)
-        idle = rise < self.share
+        idle = (rise < self.share) & (rise < rise.max())
         if not bool(idle.any()):
             return None
         rest = kept(state, (~idle).nonzero()[:, 0])
@@ -105,7 +105,7 @@ class Reseed:
         source = torch.where(change.source < 0, -1, rest.source[change.source.clamp_min(0)])
         said = f"{int(idle.sum())} candidates that the fit did not need were drawn anew"
         made = proposal(state, self.name, replace(change, source=source), len(rise), said)
-        return made if made.gain >= 0 else None
+        return made if made.gain >= -state.slack(0.0) else None
 
 
 def fresh(state: State, count: int) -> Tensor:

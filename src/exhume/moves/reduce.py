@@ -18,7 +18,8 @@ from exhume.objective import Objective
 class Merge:
     """Make one of two candidates of the same label that are near each other, where the loss hardly rises.
 
-    Multipliers and shares add up, coordinates are the mean weighed by multipliers: the inverse of a split.
+    Multipliers and shares add up, coordinates are the mean weighed by multipliers, or by shares where multipliers are
+    solved for: the inverse of a split.
 
     Args:
         apart: largest distance of the two, relative to |u|.
@@ -36,7 +37,7 @@ class Merge:
         for some in (pairs, pairs[:1]):
             if some:
                 made = proposal(state, self.name, merged(state, some, self.name), 0, _said(some))
-                if made.gain >= -self.rise * state.loss:
+                if made.gain >= -state.slack(self.rise):
                     return made
         return None
 
@@ -45,7 +46,9 @@ class Merge:
         view, label = state.view, state.lineage.label
         u = view.space.expand(view.z)
         distance = torch.cdist(u, u) / u.norm(dim=1).clamp_min(1e-300)
-        alike = (label[:, None] == label) & (view.coef @ view.coef.T > 0)
+        alike = label[:, None] == label
+        if isinstance(state.problem, Joint):  # multipliers that are solved for say nothing of candidates so near
+            alike &= view.coef @ view.coef.T > 0
         near = torch.where(alike.triu(1), distance, torch.inf)
         found: list[tuple[int, int]] = []
         used: set[int] = set()
@@ -79,7 +82,7 @@ class Prune:
             change = kept(state, order[gone:].sort().values)
             said = f"{gone} candidates that the fit did not need were removed"
             made = proposal(state, self.name, change, 0, said)
-            if made.gain < -self.rise * state.loss:
+            if made.gain < -state.slack(self.rise):
                 break
             best = made
         return best
@@ -98,7 +101,7 @@ def merged(state: State, pairs: list[tuple[int, int]], name: str) -> Change:
     """One candidate in place of each pair, in the place of its first."""
     view, lineage = state.view, state.lineage
     i, j = torch.tensor(pairs).T
-    size = view.coef.norm(dim=1)
+    size = view.coef.norm(dim=1) if isinstance(state.problem, Joint) else lineage.share
     weight = (size[i] / (size[i] + size[j]).clamp_min(1e-300))[:, None]
     z = weight * view.z[i] + (1 - weight) * view.z[j]
     share = lineage.share[i] + lineage.share[j]

@@ -17,6 +17,7 @@ from exhume.objective import Objective
 from exhume.optimisers import PerShare, inherited, renewed
 from exhume.solvers.base import Progress, Solution
 from exhume.solvers.first_order import follow
+from exhume.view import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,13 +86,30 @@ def in_segments(
         if done > schedule.last * steps or not schedule.due(solution.trace):
             leaf.copy_(solution.point.z)
             continue
-        moved = schedule.moved(course.state(solution.point.z, lineage, schedule, done))
+        state = course.state(solution.point.z, lineage, schedule, done)
+        moved = schedule.moved(state)
         lineage, before = moved.state.lineage, optimizer
         leaf = moved.state.row.clone()
         made = course.optimizer(leaf, course.problem(done).of(lineage))
         optimizer = (
             renewed(made, before) if schedule.restarts else inherited(made, leaf, before, moved.source)
         )
+        if schedule.refits and isinstance(optimizer, torch.optim.SGD):
+            # Multipliers that were solved for can bend the loss more than the rate allows.
+            bent = [stiffness(one.view) for one in (state, moved.state)]
+            optimizer.param_groups[0]["lr"] *= min(1.0, bent[0] / max(bent[1], 1e-300))
+
+
+def stiffness(view: View, iterations: int = 10) -> float:
+    """Largest eigenvalue of J'J / share, J the Jacobian of Phi' c in z, by power iterations."""
+    slope = view.equation.slope(view.z, view.coef)
+    root = view.share.rsqrt()[:, None]
+    v = torch.randn(view.z.shape, generator=torch.Generator().manual_seed(0), dtype=view.z.dtype)
+    size = 0.0
+    for _ in range(iterations):
+        v = root * slope.vjp(slope.jvp(root * v / v.norm().clamp_min(1e-300)))
+        size = float(v.norm())
+    return size
 
 
 def _segment(course: Course, lineage: Lineage, done: int) -> Callable[[int], PerShare[Any]]:
