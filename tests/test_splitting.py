@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.func import hessian, vmap
+from torch.func import hessian
 
 from exhume import presets
 from exhume.change import Decay
@@ -16,7 +16,7 @@ from exhume.heads import Labelled, RunnerUp, blocks
 from exhume.joint import Joint
 from exhume.lanczos import lanczos
 from exhume.lineage import first
-from exhume.moves.base import State, proposal
+from exhume.moves.base import State
 from exhume.moves.curvature import (
     best_step,
     changes,
@@ -27,10 +27,10 @@ from exhume.moves.curvature import (
     splitting_product,
     stability,
 )
-from exhume.moves.grow import Grow, Reseed
+from exhume.moves.grow import Grow, Reseed, block_gain
 from exhume.moves.policy import Policy, Routine, published, scaled
 from exhume.moves.reduce import Merge, Prune
-from exhume.moves.split import Split, SignedSplit, halves
+from exhume.moves.split import SignedSplit, Split, halves
 from exhume.multipliers import Floored, Plain, Squares
 from exhume.objective import Objective
 from exhume.optimisers import Adam, Lazy, Momentum, PerShare, inherited
@@ -80,7 +80,9 @@ def start(made, m=M, seed=1):
 
 def state(made, row=None, smooth=None, period=10, most=40, refits=True):
     row = start(made) if row is None else row
-    label = made.label if isinstance(made, Joint) and len(made.label) else torch.zeros(len(row), dtype=torch.long)
+    label = (
+        made.label if isinstance(made, Joint) and len(made.label) else torch.zeros(len(row), dtype=torch.long)
+    )
     return State(row, first(label), made, smooth or made, 0, period, most, 1.4, generator(7), refits)
 
 
@@ -177,7 +179,9 @@ def test_a_split_at_no_distance_changes_no_loss(kind):
     assert float(before.view.penalty(before.view.z).min()) > 0
     now = before
     for chosen in ([0, 3], [1, 5]):
-        change = halves(now, torch.tensor(chosen), draw(len(now.row), D), torch.zeros(len(now.row)).double(), "split")
+        change = halves(
+            now, torch.tensor(chosen), draw(len(now.row), D), torch.zeros(len(now.row)).double(), "split"
+        )
         now = replace(now, row=change.row, lineage=change.lineage)
         assert now.loss == pytest.approx(before.loss, rel=1e-12)
     assert len(now.row) == M + 4
@@ -192,7 +196,12 @@ def test_labels_follow_children(kind):
     change = halves(before, torch.tensor([0, M - 1]), draw(M, D), torch.full((M,), 0.1).double(), "split")
     parents = before.lineage.label[change.source]
     assert torch.equal(change.lineage.label, parents)
-    assert change.lineage.label.tolist()[-4:] == [0, 0, before.lineage.label.max(), before.lineage.label.max()]
+    assert change.lineage.label.tolist()[-4:] == [
+        0,
+        0,
+        before.lineage.label.max(),
+        before.lineage.label.max(),
+    ]
     assert [life.parent for life in change.lineage.lives if life.move == "split"] == [0, 0, M - 1, M - 1]
 
 
@@ -301,7 +310,9 @@ def test_stable_candidates_are_certified_and_others_are_not():
 # --- T7: the optimiser -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("optimiser", [Adam(0.01), Lazy(0.01), Momentum(0.02)], ids=["adam", "lazy", "momentum"])
+@pytest.mark.parametrize(
+    "optimiser", [Adam(0.01), Lazy(0.01), Momentum(0.02)], ids=["adam", "lazy", "momentum"]
+)
 @pytest.mark.parametrize("kind", ["haim", "buzaglo", "loo"])
 def test_tied_copies_go_where_the_whole_candidate_would(optimiser, kind):
     """T7: with the remapped state and gradients per share, 30 steps after a split at no distance."""
@@ -340,16 +351,16 @@ def test_the_gain_a_move_claims_is_that_of_the_losses_computed_anew(kind):
             continue
         claimed += 1
         after = made.of(found.lineage).at(found.row).loss
-        assert found.gain == pytest.approx(made.of(before.lineage).at(before.row).loss - after, rel=1e-9, abs=1e-14)
+        assert found.gain == pytest.approx(
+            made.of(before.lineage).at(before.row).loss - after, rel=1e-9, abs=1e-14
+        )
         assert len(found.lineage) == len(found.row) == len(found.source) == len(found.lineage.share)
         assert found.cost >= found.work > 0 or len(found.row) < len(before.row)
     assert claimed >= 3
 
 
 def test_a_fresh_candidate_gains_what_its_block_says():
-    """b'(G_zz - G_zX G_XX^+ G_Xz)^-1 b, against the fall of the loss when it is added, for blocks of four multipliers."""
-    from exhume.moves.grow import block_gain
-
+    """b'(G_zz - G_zX G_XX^+ G_Xz)^-1 b against the fall of the loss when it is added, for blocks of four."""
     made = problem("projected", terms=())
     before = state(made)
     z = draw(3, D, seed=9)
@@ -413,7 +424,10 @@ def test_candidates_of_different_labels_are_not_merged():
     row = start(made)
     row[:, :D] = row[0, :D]
     found = Merge(apart=0.1, rise=1e3).propose(state(made, row, refits=False))
-    assert found.lineage.label.bincount().tolist() == [2, 1]  # three of one label and two of the other, in pairs
+    assert found.lineage.label.bincount().tolist() == [
+        2,
+        1,
+    ]  # three of one label and two of the other, in pairs
 
 
 def test_unneeded_candidates_are_removed_and_drawn_anew():
@@ -445,9 +459,7 @@ def test_caps_are_kept(kind):
     young = replace(free, row=first_round.row, lineage=first_round.lineage, step=5)
     again = Split(worth=0.0, part=1.0, rest=1).propose(young)
     newborn = {life.candidate for life in first_round.lineage.lives if life.move == "split"}
-    assert again is None or not newborn & {
-        life.parent for life in again.lineage.lives if life.born == 5
-    }
+    assert again is None or not newborn & {life.parent for life in again.lineage.lives if life.born == 5}
 
 
 def test_copies_stay_on_the_sphere():
@@ -458,7 +470,9 @@ def test_copies_stay_on_the_sphere():
     pairs = lowest(before.view, D)
     assert float((pairs.vector * before.row).sum(1)[pairs.value < -1e-6].abs().max()) < 1e-8
     step = torch.full((M,), 1e-3).double()
-    torch.testing.assert_close(changes(before.view, pairs.vector, step), 0.5e-6 * pairs.value, rtol=1e-3, atol=1e-13)
+    torch.testing.assert_close(
+        changes(before.view, pairs.vector, step), 0.5e-6 * pairs.value, rtol=1e-3, atol=1e-13
+    )
     for z in displacement(before.view, pairs.vector, 100 * step):
         torch.testing.assert_close(z.norm(dim=1), torch.full((M,), 1.3).double())
     found = Split(worth=0.0, rest=0).propose(before)
@@ -525,7 +539,9 @@ def test_moves_also_work_in_batches():
 
 def test_candidate_steps_are_the_sum_of_lives_and_work():
     start_ = first(torch.zeros(2, dtype=torch.long))
-    later = start_.born(torch.tensor([0, 0]), torch.full((2,), 0.5).double(), torch.zeros(2).long(), 10, "split")
+    later = start_.born(
+        torch.tensor([0, 0]), torch.full((2,), 0.5).double(), torch.zeros(2).long(), 10, "split"
+    )
     assert later.ids == (1, 2, 3)
     assert later.worked(7).steps(30) == 10 + 30 + 2 * 20 + 7
     assert later.take(torch.tensor([0]), 20).steps(30) == 10 + 30 + 2 * 10

@@ -32,6 +32,7 @@ from exhume.descent import Descent
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
 from exhume.kkt import KKTAttack
+from exhume.moves.growth import Growth
 from exhume.rows import FirstRows
 from exhume.survey import Ground
 
@@ -123,7 +124,10 @@ def estimate(
     else:
         expected = attack.samples or (first.rank if first is not None else 0)
         most = max(1, total // (2 * (q + k)))
-        m = max(round(attack.restart.surplus * min(expected, most)), min(expected, most) + 1)
+        if isinstance(attack.restart, Growth):
+            m = min(expected, most) or most
+        else:
+            m = max(round(attack.restart.surplus * min(expected, most)), min(expected, most) + 1)
     unknowns, gram = m * q, float(m * k)
     if chain is None:
         parts["gradients of single samples"] = weights + 4.0 * min(m, 16) * k * total

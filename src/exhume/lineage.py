@@ -8,6 +8,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+START = "start"  # the move that made the first candidates
+
 
 @dataclass(frozen=True)
 class Life:
@@ -94,11 +96,11 @@ class Lineage:
     @property
     def started(self) -> int:
         """Number of candidates at the start."""
-        return sum(life.move == "start" for life in self.lives)
+        return sum(life.move == START for life in self.lives)
 
     def summary(self, last: int) -> str:
         """What became of the candidates until a step, as a sentence without its full stop."""
-        made = Counter(life.move for life in self.lives if life.move != "start")
+        made = Counter(life.move for life in self.lives if life.move != START)
         by = ", ".join(f"{count} by {move}" for move, count in made.items()) or "none"
         return (
             f"{self.started} candidates at the start became {len(self)}: new ones were {by}; with what moves took,"
@@ -113,5 +115,5 @@ class Lineage:
 def first(label: Tensor) -> Lineage:
     """Candidates before the first step, with labels [m]."""
     m = len(label)
-    lives = tuple(Life(i, None, 0, "start") for i in range(m))
+    lives = tuple(Life(i, None, 0, START) for i in range(m))
     return Lineage(torch.ones(m, dtype=torch.float64), label, tuple(range(m)), lives)

@@ -16,7 +16,6 @@ from exhume.lineage import Lineage
 from exhume.objective import Objective
 from exhume.view import View
 
-
 ROUNDING = 1e-20  # of |t|^2: below it a squared residual is that of rounding
 
 

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from exhume.lineage import Lineage, first
 from exhume.moves.base import State
-from exhume.moves.policy import Policy, after
 from exhume.moves.grow import Grow
+from exhume.moves.policy import Policy, after
 from exhume.moves.reduce import Merge, Prune, needed
 from exhume.objective import Objective, Point
 from exhume.solvers.base import Progress, Solution
@@ -41,21 +41,24 @@ class Growth:
 
     A move that adds candidates pays where the loss, after `between` steps of the solver, has fallen by more than
     `worth` times the share that as many unknowns would explain of noise, (q + k) / (P - m (q + k)) each. Where the
-    number of samples is stated, growth goes on until there are so many. Then, `repairs` times, the candidates that the
-    fit needs least are removed and grown anew; the best fit counts.
+    number of samples is stated, growth goes on until there are so many. Then, `repairs` times, a part of the
+    candidates is drawn at random, those that the fit needs least more often, removed and grown anew; the best fit
+    counts (large neighbourhood search).
 
     Args:
         policy: which moves.
         between: steps of the solver between two moves.
         worth: see above.
         repairs: see above.
+        part: of the candidates, removed in a repair.
         exact: a fit that leaves no more of the target than this is the last: rounding is all that is left.
     """
 
     policy: Policy = Policy(moves=(Grow(),), reductions=(Merge(), Prune(rise=1e-6)), period=400)
     between: int = 6
     worth: float = 3.0
-    repairs: int = 4
+    repairs: int = 12
+    part: float = 0.25
     exact: float = 1e-16
 
     def run(
@@ -94,9 +97,9 @@ class Growth:
         state = grow.settle(state, replace(solver, iterations=self.between))
         state = grow.settle(grow.up(state, samples is None), solver)
         for _ in range(self.repairs):
-            if state.loss < self.exact or stop(len(state.row)):
+            if state.loss < self.exact or len(state.row) == 1 or stop(len(state.row)):
                 break
-            again = grow.settle(grow.up(_fewer(state), samples is None), solver)
+            again = grow.settle(grow.up(_fewer(state, self.part), samples is None), solver)
             if again.loss < state.loss:
                 state = again
             else:  # the work was done, whatever came of it
@@ -119,7 +122,9 @@ class _Run:
 
     def settle(self, state: State, solver: VarPro) -> State:
         """The candidates after a run of the solver."""
-        solution = solver.minimise(state.problem.of(state.lineage), state.row, self.progress)
+        problem = state.problem.of(state.lineage)
+        assert isinstance(problem, Objective)
+        solution = solver.minimise(problem, state.row, self.progress)
         self.runs.append(solution)
         return replace(state, row=solution.point.z, step=state.step + solution.steps)
 
@@ -149,8 +154,12 @@ class _Run:
         return self.growth.worth * own / max(equation.equations - (len(state.row) - 1) * own, own)
 
 
-def _fewer(state: State) -> State:
-    """The same without the tenth of the candidates that the fit needs least, one at least."""
-    order = needed(state).argsort(descending=True)
-    left = order[: len(order) - max(1, len(order) // 10)].sort().values
-    return replace(state, row=state.row[left], lineage=state.lineage.take(left, state.step))
+def _fewer(state: State, part: float) -> State:
+    """The same without a part of the candidates, drawn by one over the root of how much the fit needs them."""
+    rise = needed(state)
+    chance = rise.clamp_min(1e-3 * float(rise.max())).rsqrt()
+    gone = min(max(round(part * len(rise)), 1), len(rise) - 1)
+    left = torch.ones(len(rise), dtype=torch.bool)
+    left[torch.multinomial(chance, gone, generator=state.generator)] = False
+    index = left.nonzero()[:, 0]
+    return replace(state, row=state.row[index], lineage=state.lineage.take(index, state.step))

@@ -47,7 +47,9 @@ class Merge:
         u = view.space.expand(view.z)
         distance = torch.cdist(u, u) / u.norm(dim=1).clamp_min(1e-300)
         alike = label[:, None] == label
-        if isinstance(state.problem, Joint):  # multipliers that are solved for say nothing of candidates so near
+        if isinstance(
+            state.problem, Joint
+        ):  # multipliers that are solved for say nothing of candidates so near
             alike &= view.coef @ view.coef.T > 0
         near = torch.where(alike.triu(1), distance, torch.inf)
         found: list[tuple[int, int]] = []

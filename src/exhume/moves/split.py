@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from exhume.joint import Joint
+from exhume.lineage import START
 from exhume.moves.base import Change, Proposal, State, copied, proposal
 from exhume.moves.curvature import Ends, best_step, changes, largest, lowest, predicted, quartic
 from exhume.view import View
@@ -119,7 +120,7 @@ class PublishedSplit:
         """Split the candidates of the most negative curvature."""
         view = state.smoothed
         ends = lowest(view, self.steps)
-        first = sum(life.parent is None and life.move == "start" for life in state.lineage.lives)
+        first = state.lineage.started
         value = ends.value / view.scale * first
         room = min(int(self.part * len(value)), self.at_once, state.free(len(value)))
         chosen = value.argsort()[:room]
@@ -191,7 +192,7 @@ def rested(state: State, periods: int) -> Tensor:
     born = {life.candidate: life for life in state.lineage.lives}
     lives = [born[i] for i in state.lineage.ids]
     return torch.tensor(
-        [life.move == "start" or state.step - life.born >= periods * state.period for life in lives],
+        [life.move == START or state.step - life.born >= periods * state.period for life in lives],
         dtype=torch.bool,
     )
 
