@@ -42,7 +42,7 @@ from exhume.moves.base import Move, Proposal, State, copied, kept, proposal
 from exhume.moves.curvature import lowest
 from exhume.moves.grow import Grow
 from exhume.moves.growth import Growth
-from exhume.moves.policy import Routine, published
+from exhume.moves.policy import Routine, published, scaled
 from exhume.moves.restart import MultiStart
 from exhume.objective import Objective
 from exhume.smoothing import typical
@@ -422,7 +422,12 @@ def compare(rows: list[Row]) -> list[Row]:
     return out
 
 
-def law(n: int, d: int, seeds: int, ratios: Sequence[float], budget: float) -> list[Row]:
+LAW = {"random starts": started, "growth": grown}
+
+
+def law(
+    n: int, d: int, seeds: int, ratios: Sequence[float], budget: float, names: Sequence[str]
+) -> list[Row]:
     """Random starts and growth at several p / (d n)."""
     rows: list[Row] = []
     lines: list[Row] = []
@@ -430,13 +435,14 @@ def law(n: int, d: int, seeds: int, ratios: Sequence[float], budget: float) -> l
         for seed in range(seeds):
             victim = random_features(n, d, round(ratio * d * n), seed=seed)
             setting = Setting(f"p = {ratio:g} d n", victim.evidence, victim.truth(), n, None)
-            for made in (started(setting, seed, budget), grown(setting, seed, budget)):
-                rows.append({**made, "ratio": ratio})
+            for name in names:
+                made: Row = {**LAW[name](setting, seed, budget), "arm": name, "ratio": ratio}
+                rows.append(made)
                 told = f"{made['arm']}: {made['matched_train']} of {n}, error {made['error']:.2g}"
                 Console().print(
                     f"p = {ratio:g} d n, seed {seed}, {told}, {made['seconds']:.0f} s", highlight=False
                 )
-        for arm in ("random starts", "policy"):
+        for arm in names:
             own = [r for r in rows if r["ratio"] == ratio and r["arm"] == arm]
             good = sum(float(str(r["error"])) < RECOVERED and r["matched_control"] == 0 for r in own)
             lines.append(
@@ -522,12 +528,13 @@ def main() -> None:
     )
     parser.add_argument("--law", action="store_true", help="the smallest p / (d n) instead")
     parser.add_argument("--ratios", type=float, nargs="+", default=list(RATIOS))
+    parser.add_argument("--arms", nargs="+", default=list(LAW), choices=LAW, help="of the law")
     parser.add_argument("--budget", type=float, default=240.0, help="seconds for a run of the law")
     parser.add_argument("--unknown", action="store_true", help="settings of unknown n instead")
     parser.add_argument("--json", type=Path)
     chosen = parser.parse_args()
     if chosen.law:
-        rows = law(20, 100, chosen.seeds, chosen.ratios, chosen.budget)
+        rows = law(20, 100, chosen.seeds, chosen.ratios, chosen.budget, chosen.arms)
     elif chosen.unknown:
         rows = unknown()
     else:

@@ -7,15 +7,19 @@ import pytest
 import torch
 from torch.func import hessian
 
-from exhume import presets
+from exhume import match, presets, report
+from exhume.ambiguity import Ambiguity
+from exhume.audit import Plan
 from exhume.change import Decay
 from exhume.equations.span import Span
+from exhume.errors import ExhumeError, MissingEvidence, TargetError
 from exhume.evidence import Evidence, InputSpec
 from exhume.functional import Relaxed
 from exhume.heads import Labelled, RunnerUp, blocks
 from exhume.joint import Joint
 from exhume.lanczos import lanczos
 from exhume.lineage import first
+from exhume.metrics import rho, rho_pm
 from exhume.moves.base import State
 from exhume.moves.curvature import (
     best_step,
@@ -28,6 +32,8 @@ from exhume.moves.curvature import (
     stability,
 )
 from exhume.moves.grow import Grow, Reseed, block_gain
+from exhume.moves.growth import Growth
+from exhume.moves.mirror import Mirror
 from exhume.moves.policy import Policy, Routine, published, scaled
 from exhume.moves.reduce import Merge, Prune
 from exhume.moves.split import SignedSplit, Split, halves
@@ -35,8 +41,12 @@ from exhume.multipliers import Floored, Plain, Squares
 from exhume.objective import Objective
 from exhume.optimisers import Adam, Lazy, Momentum, PerShare, inherited
 from exhume.solvers.first_order import follow
+from exhume.solvers.varpro import VarPro
 from exhume.spaces import full, sphere
+from exhume.survey import survey
 from exhume.terms import Box
+from exhume.truth import Truth
+from exhume.victims.features import random_features
 from planted import NO_DECAY, dense, draw, generator, planted_span, random_evidence
 
 ALONE = Decay(0.0, 0.0, "final weights alone")
@@ -249,8 +259,6 @@ def stuck():
     for seed in range(20):
         problem = Objective(equation, full(D))
         z = draw(2, D, seed=seed)
-        from exhume.solvers.varpro import VarPro
-
         point = VarPro(iterations=300, tolerance=1e-12).minimise(problem, z).point
         coef = point.coef
 
@@ -266,8 +274,6 @@ def stuck():
 
 def test_a_split_leaves_a_strict_minimum_that_noise_does_not():
     """T6: the Hessian is positive, a splitting matrix is not; noise returns to the same loss, the halves do not."""
-    from exhume.solvers.varpro import VarPro
-
     problem, point = stuck()
     solver = VarPro(iterations=300, tolerance=1e-12)
     for seed in range(5):
@@ -545,3 +551,89 @@ def test_candidate_steps_are_the_sum_of_lives_and_work():
     assert later.ids == (1, 2, 3)
     assert later.worked(7).steps(30) == 10 + 30 + 2 * 20 + 7
     assert later.take(torch.tensor([0]), 20).steps(30) == 10 + 30 + 2 * 10
+
+
+# --- growth, command line, report ---------------------------------------------------------------------------------
+
+
+def features(n=4, d=8, p=400, seed=0):
+    return random_features(n, d, p, seed=seed)
+
+
+def test_candidates_grown_one_by_one_are_the_samples_and_their_number_is_found():
+    """Nobody says how many there are."""
+    victim = features()
+    attack = replace(presets.exhume(None), restart=Growth())
+    found = attack.run(victim.evidence, seed=3)
+    assert len(found.x) == 4
+    assert rho(found.x, victim.train) < 1e-6
+    assert found.expected is None and found.lineage is not None
+    assert len(found.lineage) == 4 and found.lineage.lives[0].move == "start"
+    assert any("nothing told how many" in line for line in found.assumed)
+
+
+def test_moving_is_for_attacks_with_candidates_to_move():
+    assert presets.moving(presets.haim(3), "none").moves is None
+    assert isinstance(presets.moving(presets.exhume(3), "scaled").restart, Growth)
+    assert isinstance(presets.moving(presets.kkt(3), "published").descent.moves, Routine)
+    names = [move.name for move in presets.moving(presets.loo(3), "scaled").moves.moves]
+    assert "signed split" in names
+    assert "signed split" not in [m.name for m in presets.moving(presets.haim(3), "scaled").moves.moves]
+    refused = ((presets.algebra(3), "scaled"), (presets.exhume(3), "published"), (presets.naive(3), "scaled"))
+    for attack, how in refused:
+        with pytest.raises(ExhumeError, match="leave \\[attack\\] moves out"):
+            presets.moving(attack, how)
+    with pytest.raises(TargetError, match="moves must be one of"):
+        Plan(moves="often")
+
+
+def test_a_score_is_no_equation_to_move_candidates_by():
+    with pytest.raises(MissingEvidence, match="an equation, since moves rest on its residual"):
+        replace(presets.naive(3, steps=4), moves=scaled(2)).run(attacked("haim"), seed=3)
+
+
+def test_the_report_draws_the_lineage_and_keeps_it_as_plain_data(tmp_path):
+    victim = features()
+    found = presets.moving(presets.exhume(4), "scaled").run(victim.evidence, seed=3)
+    *lives, last = found.lineage.lives
+    named = replace(found, lineage=replace(found.lineage, lives=(*lives, replace(last, move="<i>odd"))))
+    told = report.build(victim.evidence, [report.attack_result(named)], seed=3)
+    page = report.write(report.prepare(tmp_path / "out"), told, [named]).read_text()
+    assert "Where the candidates came from" in page
+    assert "<i>odd" not in page and "&lt;i&gt;odd" in page
+    again = report.read(tmp_path / "out" / "report.json").attacks[0].lineage
+    assert again.ids == found.lineage.ids
+    assert [life.born for life in again.lives] == [life.born for life in found.lineage.lives]
+    assert again.cost == found.lineage.steps(found.steps)
+    plain = replace(found, lineage=None)
+    told = report.build(victim.evidence, [report.attack_result(plain)], seed=3)
+    page = report.write(report.prepare(tmp_path / "plain"), told, [plain]).read_text()
+    assert "Where the candidates came from" not in page
+
+
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_an_error_forgives_order_and_where_it_is_told_sign_and_scale(sign):
+    """T12: one-to-one whatever the order; rho_pm forgives the sign, and a declared ambiguity sign and scale."""
+    x = draw(6, 10, seed=1)
+    order = torch.tensor([3, 1, 5, 0, 4, 2])
+    assert rho(x[order], x) < 1e-12
+    assert rho_pm(sign * x[order], x) < 1e-12
+    assert (rho(sign * x[order], x) < 1e-12) == (sign > 0)
+    truth = Truth(train=x, control=draw(6, 10, seed=2), public_mean=torch.zeros(10).double())
+    plain = match(2.5 * sign * x[order], truth)
+    forgiving = match(2.5 * sign * x[order], truth, ambiguity=Ambiguity(True, True, ()))
+    assert plain.train.count == 0
+    assert forgiving.train.gauge.count == 6 and forgiving.control.gauge.count == 0
+
+
+def test_mirrored_candidates_are_turned_over():
+    """relu(t) - relu(-t) = t: with the linear part of one more candidate a mirrored set fits almost as well."""
+    victim = random_features(5, 12, 600, seed=1)
+    ground = survey(victim.evidence)
+    made = Objective(Span((1.0,)).bind(victim.evidence, ground.space, ground.decay), ground.space)
+    wrong = victim.train * torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0]).double()[:, None]
+    before = state(made, wrong + 0.01 * draw(5, 12))
+    found = Mirror().propose(before)
+    assert rho(found.row, victim.train) < 0.02 and found.gain > 0
+    assert found.source.tolist() == [0, 2, -1, -1, -1]
+    assert Mirror().propose(replace(before, row=victim.train)) is None

@@ -11,6 +11,7 @@ from torch import Tensor
 from exhume.lineage import Lineage, first
 from exhume.moves.base import State
 from exhume.moves.grow import Grow
+from exhume.moves.mirror import Mirror
 from exhume.moves.policy import Policy, after
 from exhume.moves.reduce import Merge, Prune, needed
 from exhume.objective import Objective, Point
@@ -43,7 +44,7 @@ class Growth:
     `worth` times the share that as many unknowns would explain of noise, (q + k) / (P - m (q + k)) each. Where the
     number of samples is stated, growth goes on until there are so many. Then, `repairs` times, a part of the
     candidates is drawn at random, those that the fit needs least more often, removed and grown anew; the best fit
-    counts (large neighbourhood search).
+    counts (large neighbourhood search). Candidates on the wrong side of zero are turned over first (`Mirror`).
 
     Args:
         policy: which moves.
@@ -96,12 +97,14 @@ class Growth:
         grow = _Run(self, solver, progress, stop, runs)
         state = grow.settle(state, replace(solver, iterations=self.between))
         state = grow.settle(grow.up(state, samples is None), solver)
+        mirror: Mirror | None = Mirror()
         for _ in range(self.repairs):
             if state.loss < self.exact or len(state.row) == 1 or stop(len(state.row)):
                 break
-            again = grow.settle(grow.up(_fewer(state, self.part), samples is None), solver)
+            again = grow.settle(grow.up(_fewer(state, mirror, self.part), samples is None), solver)
+            mirror = None  # what has been turned over in vain is not again
             if again.loss < state.loss:
-                state = again
+                state, mirror = again, Mirror()
             else:  # the work was done, whatever came of it
                 state = replace(state, step=again.step, lineage=state.lineage.worked(again.lineage.work))
         return Grown(objective.of(state.lineage).at(state.row), state.lineage, tuple(runs), state.step)
@@ -154,8 +157,14 @@ class _Run:
         return self.growth.worth * own / max(equation.equations - (len(state.row) - 1) * own, own)
 
 
-def _fewer(state: State, part: float) -> State:
-    """The same without a part of the candidates, drawn by one over the root of how much the fit needs them."""
+def _fewer(state: State, mirror: Mirror | None, part: float) -> State:
+    """Candidates turned over, if some ask for it; else without a part of them.
+
+    That part is drawn by one over the root of how much the fit needs a candidate.
+    """
+    change = None if mirror is None else mirror.turned(state)
+    if change is not None:
+        return replace(state, row=change.row, lineage=change.lineage)
     rise = needed(state)
     chance = rise.clamp_min(1e-3 * float(rise.max())).rsqrt()
     gone = min(max(round(part * len(rise)), 1), len(rise) - 1)
