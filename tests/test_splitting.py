@@ -34,7 +34,7 @@ from exhume.moves.curvature import (
 from exhume.moves.grow import Grow, Reseed, block_gain
 from exhume.moves.growth import Growth
 from exhume.moves.mirror import Mirror
-from exhume.moves.policy import Policy, Routine, published, scaled
+from exhume.moves.policy import Policy, Routine, published, scaled, stable
 from exhume.moves.reduce import Merge, Prune
 from exhume.moves.split import SignedSplit, Split, halves
 from exhume.multipliers import Floored, Plain, Squares
@@ -304,9 +304,8 @@ def test_the_closed_form_step_is_the_best_of_its_model_and_its_gain_is_seen():
 def test_stable_candidates_are_certified_and_others_are_not():
     problem, point = stuck()
     scores = stability(problem.view(point.z), lowest(problem.view(point.z), D))
-    largest, same = Policy().stable(state(problem, point.z), D)
-    assert largest == pytest.approx(-float(scores.min())) and largest > 0
-    assert torch.equal(same, scores)
+    assert torch.equal(stable(state(problem, point.z), D), scores) and float(scores.min()) < 0
+    assert f"more than {-float(scores.min()):.2g} of it" in Policy().told(state(problem, point.z))[0]
     truth = planted_span((D, 15, 1), "softplus", n=4, node=1.0)
     there = Objective(Span((1.0,)).bind(truth.evidence, full(D), NO_DECAY), full(D))
     moved = there.view(truth.x)

@@ -217,17 +217,18 @@ class Descent:
         """
         clock = Clock(budget, observer)
         began = self.begin(evidence, seed)
-        told = partial(clock.tick, self.name)
+        told, said = partial(clock.tick, self.name), tuple[str, ...]()
         if self.moves is None:
             optimizer = self.optimiser.optimizer(began.leaf, began.problem(0))
             solution = follow(optimizer, began.leaf, began.problem, self.steps, self.floor, told)
             problem, lineage = began.problem(solution.steps), None
         else:
-            solution, lineage = in_segments(
-                self._course(began, self.moves, evidence), self.moves, self.steps, self.floor, told
-            )
+            course = self._course(began, self.moves, evidence)
+            solution, lineage = in_segments(course, self.moves, self.steps, self.floor, told)
             problem = began.problem(solution.steps).of(lineage)
-        return self._report(self._seen(evidence), began.ground, problem, solution, lineage, seed, clock)
+            state = course.state(solution.point.z, lineage, self.moves, solution.steps)
+            said = (lineage.summary(solution.steps), *self.moves.told(state))
+        return self._report(self._seen(evidence), began.ground, problem, solution, lineage, said, seed, clock)
 
     def _course(self, began: Begun, schedule: Schedule, evidence: Evidence) -> Course:
         """The descent as moves interrupt it."""
@@ -384,6 +385,7 @@ class Descent:
         problem: Objective | Joint | Batched | BoundScore,
         solution: Solution[Any],
         lineage: Lineage | None,
+        said: tuple[str, ...],
         seed: int,
         clock: Clock,
     ) -> Reconstruction:
@@ -404,9 +406,8 @@ class Descent:
             *ground.notes,
             f"one descent of {self.steps:,} steps from one random start of"
             f" {len(z) if lineage is None else lineage.started} candidates",
+            *said,
         ]
-        if lineage is not None:
-            notes.append(lineage.summary(solution.steps))
         if self.anneal is not None:
             often = f"tenfold every {self.anneal.decade:,.0f} steps, up to {self.anneal.most:g}"
             what = (

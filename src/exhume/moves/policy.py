@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -60,11 +61,18 @@ class Schedule(Protocol):
     def slope(self) -> float:
         """Slope of the softplus that stands in for a ReLU without smoothing, over the typical pre-activation."""
 
+    @property
+    def patience(self) -> float:
+        """Looks in a row at which nothing was moved, after which no more are taken."""
+
     def due(self, losses: Sequence[float]) -> bool:
         """Whether moves are due after a period with these losses."""
 
     def moved(self, state: State) -> Moved:
         """Move candidates, if it pays."""
+
+    def told(self, state: State) -> tuple[str, ...]:
+        """What can be said of the candidates in the end, one sentence each."""
 
 
 @dataclass(frozen=True)
@@ -85,6 +93,7 @@ class Policy:
         slope: see `Schedule`.
         refits: see `Schedule`.
         restarts: see `Schedule`.
+        patience: see `Schedule`.
     """
 
     moves: tuple[Move, ...] = (Split(), Grow())
@@ -97,6 +106,7 @@ class Policy:
     slope: float = 10.0
     refits: bool = True
     restarts: bool = False
+    patience: float = 2
 
     def due(self, losses: Sequence[float]) -> bool:
         """On a plateau."""
@@ -125,10 +135,12 @@ class Policy:
         gain = (before - state.loss) / max(before, 1e-300)
         return Moved(state, source, gain, tuple(said))
 
-    def stable(self, state: State, steps: int = 20) -> tuple[float, Tensor]:
-        """The split-stability certificate: the largest predicted gain over the loss, and all scores [m]."""
-        scores = stability(state.smoothed, lowest(state.smoothed, steps))
-        return max(0.0, -float(scores.min())), scores
+    def told(self, state: State) -> tuple[str, ...]:
+        """The certificate of split stability."""
+        gain = max(0.0, -float(stable(state).min()))
+        return (
+            f"no split of a single candidate is predicted to lower the loss by more than {gain:.2g} of it",
+        )
 
 
 @dataclass(frozen=True)
@@ -143,6 +155,7 @@ class Routine:
         slope: see `Schedule`.
         refits: see `Schedule`.
         restarts: see `Schedule`.
+        patience: see `Schedule`.
     """
 
     move: Move
@@ -152,6 +165,7 @@ class Routine:
     slope: float = 10.0
     refits: bool = False
     restarts: bool = True
+    patience: float = math.inf
 
     def due(self, losses: Sequence[float]) -> bool:
         """Always."""
@@ -163,6 +177,15 @@ class Routine:
         if made is None:
             return Moved(state, torch.arange(len(state.row)), 0.0, ())
         return Moved(after(state, made), made.source, made.gain / max(state.loss, 1e-300), (made.said,))
+
+    def told(self, state: State) -> tuple[str, ...]:
+        """Nothing: what was made was not checked."""
+        return ()
+
+
+def stable(state: State, steps: int = 20) -> Tensor:
+    """Scores of the split-stability certificate on the smooth equation, see `curvature.stability` [m]."""
+    return stability(state.smoothed, lowest(state.smoothed, steps))
 
 
 def after(state: State, made: Proposal) -> State:

@@ -45,7 +45,8 @@ class Course:
     def state(self, row: Tensor, lineage: Lineage, schedule: Schedule, step: int) -> State:
         """The candidates at a step, as moves see them."""
         problem = self.whole(step)
-        inner = problem.inner if isinstance(problem, Joint) else problem.space
+        inner, equation = problem.inner if isinstance(problem, Joint) else problem.space, problem.equation
+        most = max(equation.equations // (equation.dim + equation.multiplicity), len(row))
         return State(
             row,
             lineage,
@@ -53,7 +54,8 @@ class Course:
             self.smooth(step),
             step,
             schedule.period,
-            round(schedule.most * len(self.leaf)),
+            # More unknowns than equations determine nothing.
+            min(round(schedule.most * len(self.leaf)), most),
             float(inner.expand(row[:, : inner.dim]).norm(dim=1).median()),
             self.generator,
             schedule.refits,
@@ -72,7 +74,7 @@ def in_segments(
         floor: stop when the loss is below this.
         progress: called with the loss after each step.
     """
-    leaf, lineage, done = course.leaf, course.lineage, 0
+    leaf, lineage, done, idle = course.leaf, course.lineage, 0, 0
     optimizer = course.optimizer(leaf, course.problem(0))
     trace: list[float] = []
     while True:
@@ -83,11 +85,13 @@ def in_segments(
         done += solution.steps
         if solution.status != "iterations" or done >= steps:
             return replace(solution, steps=done, trace=tuple(trace)), lineage
-        if done > schedule.last * steps or not schedule.due(solution.trace):
+        over = done > schedule.last * steps or idle >= schedule.patience
+        if over or not schedule.due(solution.trace):
             leaf.copy_(solution.point.z)
             continue
         state = course.state(solution.point.z, lineage, schedule, done)
         moved = schedule.moved(state)
+        idle = 0 if moved.said else idle + 1
         lineage, before = moved.state.lineage, optimizer
         leaf = moved.state.row.clone()
         made = course.optimizer(leaf, course.problem(done).of(lineage))
