@@ -31,7 +31,7 @@ from exhume.moves.curvature import (
     splitting_product,
     stability,
 )
-from exhume.moves.grow import Grow, Reseed, block_gain
+from exhume.moves.grow import Block, Grow, Reseed
 from exhume.moves.growth import Growth
 from exhume.moves.mirror import Mirror
 from exhume.moves.policy import Policy, Routine, published, scaled, stable
@@ -369,7 +369,7 @@ def test_a_fresh_candidate_gains_what_its_block_says():
     made = problem("projected", terms=())
     before = state(made)
     z = draw(3, D, seed=9)
-    gains = block_gain(before, z, torch.zeros(3, dtype=torch.long))
+    gains = Block(before, before.view).gain(z, torch.zeros(3, dtype=torch.long))
     for one, gain in zip(z, gains, strict=True):
         after = made.at(torch.cat([before.row, one[None]])).loss
         assert float(gain) / made.equation.energy == pytest.approx(before.loss - after, rel=1e-6)

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from exhume.joint import Joint
-from exhume.linalg import gram_solver
 from exhume.lineage import Lineage
 from exhume.objective import Objective
 from exhume.view import View
@@ -54,18 +53,16 @@ class State:
 
     @cached_property
     def smoothed(self) -> View:
-        """The candidates on the smooth equation."""
-        return self.smooth.of(self.lineage).view(self.row)
+        """The candidates on the smooth equation, with multipliers and residual as they are.
+
+        A residual of its own would be that of the smoothing once the fit is good.
+        """
+        return replace(self.view, equation=self.smooth.equation)
 
     @property
     def loss(self) -> float:
         """What is minimised."""
         return self.view.loss
-
-    @cached_property
-    def factor(self) -> Tensor:
-        """F [m k, .] with F F' the pseudo-inverse of the smooth equation's Gram matrix."""
-        return gram_solver(self.smoothed.equation.gram(self.smoothed.z))
 
     @cached_property
     def settled(self) -> State:

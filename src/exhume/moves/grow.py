@@ -8,9 +8,11 @@ import torch
 from torch import Tensor
 
 from exhume.joint import Joint
+from exhume.linalg import gram_solver
 from exhume.moves.base import Proposal, State, joined, kept, proposal
 from exhume.moves.reduce import needed
 from exhume.moves.split import signed
+from exhume.view import View
 
 
 @dataclass(frozen=True)
@@ -21,7 +23,8 @@ class Grow:
 
     the exact fall of |r|^2 when all multipliers are solved for anew, X the candidates there are. Where the signs of
     multipliers are prescribed, only entries of b of the right sign count, each on its own. Searched by gradient
-    ascent from random starts (Frank-Wolfe with corrections; Firefly, Wu et al. 2020, for neurons).
+    ascent from random starts, first with smooth features (Frank-Wolfe with corrections; Firefly, Wu et al. 2020, for
+    neurons).
 
     Args:
         starts: random starts.
@@ -45,7 +48,7 @@ class Grow:
         if not room:
             return None
         z, label = self._sought(state)
-        score = block_gain(state, z, label)
+        score = Block(state, state.view).gain(z, label)
         best: list[int] = []
         for i in score.argsort(descending=True).tolist():
             near = [float((z[i] - z[j]).norm() / z[j].norm().clamp_min(1e-300)) < self.apart for j in best]
@@ -64,13 +67,15 @@ class Grow:
         view, classes = state.smoothed, int(state.lineage.label.max()) + 1 if len(state.lineage) else 1
         z = fresh(state, self.starts)
         labels = torch.arange(classes)[:, None].expand(classes, self.starts)
-        label = torch.stack([block_gain(state, z, one) for one in labels]).argmax(0)
+        smooth, true = Block(state, view), Block(state, state.view)
+        label = torch.stack([smooth.gain(z, one) for one in labels]).argmax(0)
         length = self.rate * z.norm(dim=1).mean() / z.shape[1] ** 0.5
         first, second = torch.zeros_like(z), torch.zeros_like(z)
         for step in range(self.steps):
             with torch.enable_grad():
                 leaf = z.detach().requires_grad_()
-                total = block_gain(state, leaf, label).clamp_min(1e-300).log().sum()
+                block = smooth if 2 * step < self.steps else true
+                total = block.gain(leaf, label).clamp_min(1e-300).log().sum()
                 slope = torch.autograd.grad(total, leaf)[0].nan_to_num()
             first = 0.9 * first + 0.1 * slope  # Adam's step: the starts differ widely in scale
             second = 0.99 * second + 0.01 * slope.square()
@@ -113,30 +118,37 @@ def fresh(state: State, count: int) -> Tensor:
     return state.smoothed.space.random(count, state.norm, state.generator)
 
 
-def block_gain(state: State, z: Tensor, label: Tensor) -> Tensor:
-    """The fall of |r|^2 by the multipliers of one more candidate at each of z [b, q], exact but for signs [b]."""
-    view = state.smoothed
-    equation, m, b = view.equation, len(view.z), len(z)
-    rows = equation.rows(torch.cat([view.z, z]))
-    gram = rows.gram()
-    own = len(gram) // (m + b)  # multipliers of a candidate that share nothing
-    split = m * own
-    right = rows.inner(view.residual)[m:].reshape(b, own, -1)
-    blocked = gram[split:, split:].view(b, own, b, own)
-    block = blocked[torch.arange(b), :, torch.arange(b)]
-    if m:
-        cross = gram[split:, :split] @ state.factor
-        cross = cross.view(b, own, -1)
+class Block:
+    """What the block of multipliers of one more candidate gains.
+
+    Args:
+        state: the candidates there are.
+        view: them on the equation whose gradients are used.
+    """
+
+    def __init__(self, state: State, view: View) -> None:
+        self.view, self.problem, self.signed = view, state.problem, signed(state)
+        self.factor = gram_solver(view.equation.gram(view.z))
+
+    def gain(self, z: Tensor, label: Tensor) -> Tensor:
+        """The fall of |r|^2 by a candidate at each of z [b, q] with these labels [b], exact but for signs [b]."""
+        m, b = len(self.view.z), len(z)
+        rows = self.view.equation.rows(torch.cat([self.view.z, z]))
+        gram = rows.gram()
+        own = len(gram) // (m + b)  # multipliers of a candidate that share nothing
+        split = m * own
+        right = rows.inner(self.view.residual)[m:].reshape(b, own, -1)
+        cross = (gram[split:, :split] @ self.factor).view(b, own, -1)
+        block = gram[split:, split:].view(b, own, b, own)[torch.arange(b), :, torch.arange(b)]
         block = block - cross @ cross.mT
-    floor = 1e-9 * block.diagonal(dim1=1, dim2=2).amax(1).detach().clamp_min(1e-300)
-    block = block + floor[:, None, None] * torch.eye(own, dtype=z.dtype)
-    problem = state.problem
-    if not isinstance(problem, Joint) or problem.head is None:
-        return (right * torch.linalg.solve(block, right)).sum((1, 2))
-    sense = replace(problem, share=None, label=label).directions(z.detach()) / problem.unit
-    right, sizes = _directed(right, block, sense)
-    right = right.relu() if signed(state) else right
-    return (right.square() / sizes).sum(1)
+        floor = 1e-9 * block.diagonal(dim1=1, dim2=2).amax(1).detach().clamp_min(1e-300)
+        block = block + floor[:, None, None] * torch.eye(own, dtype=z.dtype)
+        if not isinstance(self.problem, Joint) or self.problem.head is None:
+            return (right * torch.linalg.solve(block, right)).sum((1, 2))
+        sense = replace(self.problem, share=None, label=label).directions(z.detach()) / self.problem.unit
+        right, sizes = _directed(right, block, sense)
+        right = right.relu() if self.signed else right
+        return (right.square() / sizes).sum(1)
 
 
 def _directed(right: Tensor, block: Tensor, sense: Tensor) -> tuple[Tensor, Tensor]:
