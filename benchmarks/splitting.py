@@ -33,6 +33,7 @@ from torch import Tensor
 from common import Row, result, scores, show, write
 from exhume import match, presets
 from exhume.descent import Descent, Drawn
+from exhume.equations.base import Bound
 from exhume.equations.span import Span
 from exhume.evidence import Evidence
 from exhume.lineage import first
@@ -197,18 +198,18 @@ def settings(seed: int, full: bool) -> Iterator[Setting]:
     """The four of them; victims draw from generators of their own."""
     n, d = (20, 100) if full else (10, 50)
     victim = random_features(n, d, 3 * n * d, seed=seed)
-    steps = 20_000 if full else 800
+    steps = 20_000 if full else 500
     yield Setting("features, iurada", victim.evidence, victim.truth(), n, presets.iurada(n, steps=steps))
     yield Setting("features, ours", victim.evidence, victim.truth(), n, None)
     case = Case(n=20, hidden=(200,), seed=seed, training=TrainConfig(max_steps=20_000, tolerance=1e-8))
     made = train_victim(case, split(load("mnist"), 20, seed))
-    yield Setting("loo", made.evidence, made.truth, 20, presets.loo(20, steps=8000 if full else 500))
+    yield Setting("loo", made.evidence, made.truth, 20, presets.loo(20, steps=8000 if full else 300))
     decay = TrainConfig(
         lr=0.05, momentum=0.9, weight_decay=5e-3, max_steps=10_000, tolerance=0.0, loss="logistic"
     )
     case = Case(n=20, hidden=(200,), bias="first", start=1e-4, seed=seed, training=decay)
     made = train_victim(case, split(load("mnist"), 20, seed))
-    yield Setting("haim", made.evidence, made.truth, 20, presets.haim(20, steps=20_000 if full else 600))
+    yield Setting("haim", made.evidence, made.truth, 20, presets.haim(20, steps=20_000 if full else 400))
 
 
 def errors(x: Tensor, truth: Truth, rows: Tensor) -> float:
@@ -280,15 +281,15 @@ def under_policy(attack: Descent) -> Descent:
 # --- our solver ----------------------------------------------------------------------------------------------------
 
 
-def bound(evidence: Evidence, seed: int) -> tuple[Objective, Objective, float, torch.Generator]:
-    """The equation of random features, the smooth one, the norm of a row, and a generator."""
+def bound(evidence: Evidence, seed: int) -> tuple[Objective, Bound, float, torch.Generator]:
+    """What is minimised on random features, the smooth equation, the norm of a row, and a generator."""
     ground = survey(evidence)
     generator = torch.Generator().manual_seed(seed + 1000)
     span, space = Span(nodes=(1.0,)), ground.space
     probe = space.expand(space.random(64, ground.norm, generator))
     slope = 10.0 / typical(evidence, probe)
-    plain, smooth = (Objective(span.bind(evidence, space, ground.decay, s), space) for s in (None, slope))
-    return plain, smooth, ground.norm, generator
+    plain, smooth = (span.bind(evidence, space, ground.decay, s) for s in (None, slope))
+    return Objective(plain, space), smooth, ground.norm, generator
 
 
 def by_solver(setting: Setting, seed: int, full: bool) -> Iterator[Row]:
@@ -552,6 +553,8 @@ def main() -> None:
                 rows += list(made)
                 took = time.perf_counter() - began
                 Console().print(f"{setting.name}, seed {seed}: {took:.0f} s", highlight=False)
+                if chosen.json is not None:
+                    write(chosen.json, rows)
         show("Arms", rows, COLUMNS)
         lines = compare(rows)
         show("Paired differences to no split: mean [95% interval]", lines, _same(lines))

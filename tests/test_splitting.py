@@ -88,12 +88,12 @@ def start(made, m=M, seed=1):
     return torch.cat([z, 0.2 + draw(m, made.unknowns, seed=seed + 1).abs()], 1)
 
 
-def state(made, row=None, smooth=None, period=10, most=40, refits=True):
+def state(made, row=None, period=10, most=40, refits=True):
     row = start(made) if row is None else row
     label = (
         made.label if isinstance(made, Joint) and len(made.label) else torch.zeros(len(row), dtype=torch.long)
     )
-    return State(row, first(label), made, smooth or made, 0, period, most, 1.4, generator(7), refits)
+    return State(row, first(label), made, made.equation, 0, period, most, 1.4, generator(7), refits)
 
 
 def every(view):

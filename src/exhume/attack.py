@@ -335,7 +335,7 @@ class SpanAttack:
         slope = growth.policy.slope / typical(evidence, probe)
         grown = growth.run(
             objective,
-            self._objective(evidence, ground, None if parts is None else parts[0], slope),
+            self._objective(evidence, ground, None if parts is None else parts[0], slope).equation,
             self._solver(evidence),
             expected or None,
             most,

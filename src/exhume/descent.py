@@ -108,7 +108,7 @@ class Begun:
         problem: what is minimised at a step.
         leaf: the unknowns, overwritten step by step.
         whole: what is minimised, with all candidates in every gradient.
-        smooth: the same with matched smoothing, for a slope of the softplus where ReLU is not smoothed.
+        smooth: its equation with matched smoothing, by the slope of the softplus where ReLU is not smoothed.
         lineage: of the candidates.
         generator: source of random numbers, after the start was drawn.
     """
@@ -282,7 +282,9 @@ class Descent:
 
         def smooth(step: int, slope: float) -> Any:
             given = self._smoothing(step)
-            return problems(given.alpha if isinstance(given, Relaxed) else given or slope, unit, True)
+            return problems(
+                given.alpha if isinstance(given, Relaxed) else given or slope, unit, True
+            ).equation
 
         if self.batch is None or unit is None:
             return Begun(ground, whole, leaf, whole, smooth, lineage, generator)

@@ -10,6 +10,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from exhume.equations.base import Bound
 from exhume.joint import Joint
 from exhume.lineage import Lineage
 from exhume.objective import Objective
@@ -26,7 +27,7 @@ class State:
         row: what the solver moves: coordinates, and multipliers where they are unknowns [m, .].
         lineage: their bookkeeping.
         problem: what is minimised.
-        smooth: the same with a matched softplus in place of ReLU, whose curvature is that of its values.
+        smooth: its equation with a matched softplus in place of ReLU, whose curvature is that of its values.
         step: steps taken so far.
         period: steps that a further candidate is going to cost until moves are due again.
         most: largest number of candidates.
@@ -38,7 +39,7 @@ class State:
     row: Tensor
     lineage: Lineage
     problem: Objective | Joint
-    smooth: Objective | Joint
+    smooth: Bound
     step: int
     period: int
     most: int
@@ -57,7 +58,7 @@ class State:
 
         A residual of its own would be that of the smoothing once the fit is good.
         """
-        return replace(self.view, equation=self.smooth.equation)
+        return replace(self.view, equation=self.smooth)
 
     @property
     def loss(self) -> float:

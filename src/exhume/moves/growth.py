@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from exhume.equations.base import Bound
 from exhume.lineage import Lineage, first
 from exhume.moves.base import State
 from exhume.moves.grow import Grow
@@ -65,7 +66,7 @@ class Growth:
     def run(
         self,
         objective: Objective,
-        smooth: Objective,
+        smooth: Bound,
         solver: VarPro,
         samples: int | None,
         most: int,
@@ -79,7 +80,7 @@ class Growth:
 
         Args:
             objective: what to minimise.
-            smooth: the same with a matched softplus in place of ReLU.
+            smooth: its equation with a matched softplus in place of ReLU.
             solver: by what.
             samples: number of samples, if known.
             most: largest number of candidates.

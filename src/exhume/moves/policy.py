@@ -123,15 +123,13 @@ class Policy:
                 state, source = after(state, made), _through(source, made.source)
                 said.append(made.said)
         proposed = [made for move in self.moves if (made := move.propose(state)) is not None]
-        # What losers of the comparison took was spent as well.
-        state = replace(state, lineage=state.lineage.worked(sum(made.work for made in proposed)))
+        spent = sum(made.work for made in proposed)  # by the losers of the comparison as well
         worth = [made for made in proposed if made.gain > self.least * state.loss]
         if worth:
             best = max(worth, key=lambda made: made.gain / made.cost)
-            spent = state.lineage.work
-            state, source = after(state, best), _through(source, best.source)
-            state = replace(state, lineage=replace(state.lineage, work=spent))
+            state, source = replace(state, row=best.row, lineage=best.lineage), _through(source, best.source)
             said.append(best.said)
+        state = replace(state, lineage=state.lineage.worked(spent))
         gain = (before - state.loss) / max(before, 1e-300)
         return Moved(state, source, gain, tuple(said))
 

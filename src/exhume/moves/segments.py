@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from exhume.equations.base import Bound
 from exhume.joint import Joint
 from exhume.lineage import Lineage
 from exhume.moves.base import State
@@ -29,7 +30,7 @@ class Course:
         lineage: of the candidates at the start.
         problem: what a step minimises, for the candidates at the start.
         whole: the same with all candidates in every gradient.
-        smooth: the same with matched smoothing.
+        smooth: its equation with matched smoothing.
         optimizer: makes the optimiser of a leaf for a problem.
         generator: source of random starts.
     """
@@ -38,7 +39,7 @@ class Course:
     lineage: Lineage
     problem: Callable[[int], Any]
     whole: Callable[[int], Objective | Joint]
-    smooth: Callable[[int], Objective | Joint]
+    smooth: Callable[[int], Bound]
     optimizer: Callable[[Tensor, Any], torch.optim.Optimizer]
     generator: torch.Generator
 

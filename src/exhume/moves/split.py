@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -11,30 +10,8 @@ from torch import Tensor
 from exhume.joint import Joint
 from exhume.lineage import START
 from exhume.moves.base import Change, Proposal, State, copied, proposal
-from exhume.moves.curvature import Ends, best_step, changes, largest, lowest, predicted, quartic
+from exhume.moves.curvature import best_step, changes, largest, lowest, predicted, quartic
 from exhume.view import View
-
-
-class Direction(Protocol):
-    """Along what candidates are split."""
-
-    def of(self, view: View, generator: torch.Generator) -> Ends:
-        """A unit vector of each candidate, and the curvature of its splitting matrix along it."""
-
-
-@dataclass(frozen=True)
-class Bottom:
-    """The lowest eigenvector.
-
-    Args:
-        steps: of Lanczos.
-    """
-
-    steps: int = 20
-
-    def of(self, view: View, generator: torch.Generator) -> Ends:
-        """By Lanczos on all candidates at once."""
-        return lowest(view, self.steps)
 
 
 @dataclass(frozen=True)
@@ -53,7 +30,7 @@ class Split:
         at_once: largest number of them.
         rest: steps, in periods, for which a newborn candidate is left alone.
         halvings: see above.
-        direction: along what.
+        steps: of Lanczos.
         name: in the lineage.
     """
 
@@ -63,13 +40,13 @@ class Split:
     at_once: int = 150
     rest: int = 1
     halvings: int = 4
-    direction: Direction = Bottom()
+    steps: int = 20
     name: str = "split"
 
     def propose(self, state: State) -> Proposal | None:
         """Split the candidates that gain most, if that lowers the loss."""
         view = state.smoothed
-        ends = self.direction.of(view, state.generator)
+        ends = lowest(view, self.steps)
         fourth = quartic(view, ends.vector)
         work = ends.work + 3 * len(view.z)
         gain = torch.where(rested(state, self.rest), predicted(ends.value, fourth), 0.0)
