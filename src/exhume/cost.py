@@ -150,7 +150,8 @@ def _descent(attack: Descent, evidence: Evidence, ground: Ground, rows: int) -> 
     """One step of a descent: it can be ended at any step, so no budget is too small for the others."""
     total, nodes = sum(p.numel() for p in evidence.final.values()), len(attack.equation.nodes)
     n = attack.samples or (ground.first.rank if ground.first is not None else 0)
-    m, d = max(round(attack.surplus * n), 1), evidence.input.size
+    grown = 1.0 if attack.moves is None else attack.moves.most
+    m, d = max(round(grown * attack.surplus * n), 1), evidence.input.size
     activations = m * nodes * (d + sum(p.shape[0] for p in evidence.final.values() if p.dim() > 1))
     terms = m * nodes * (1 if attack.equation.layers == "last" else evidence.outputs)
     parts = {
