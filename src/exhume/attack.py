@@ -346,6 +346,8 @@ class SpanAttack:
             begin,
         )
         told = f"{expected} samples were expected" if expected else "nothing told how many samples there are"
+        if expected > most:
+            told += f", but {equation.equations} equations determine at most {most} of {equation.dim} features each"
         how = f"{told}; candidates were grown one by one ({grown.lineage.summary(grown.step)})"
         return Search(grown.point, 0, grown.solutions, how, parts, None, grown.lineage)
 
