@@ -19,16 +19,16 @@ from exhume.view import View
 class Grow:
     """Add a fresh candidate where its whole block of multipliers lowers the loss most.
 
-    max_z  b' (G_zz - G_zX G_XX^+ G_Xz)^-1 b,  b = Phi_z r
+    max_z  scale b' (G_zz - G_zX G_XX^+ G_Xz)^-1 b - terms(z),  b = Phi_z r
 
-    the exact fall of |r|^2 when all multipliers are solved for anew, X the candidates there are. Where the signs of
-    multipliers are prescribed, only entries of b of the right sign count, each on its own. Searched by gradient
-    ascent from random starts, first with smooth features (Frank-Wolfe with corrections; Firefly, Wu et al. 2020, for
-    neurons).
+    the exact fall of scale |r|^2 when all multipliers are solved for anew, X the candidates there are, less the priors.
+    Where the signs of multipliers are prescribed, only entries of b of the right sign count, each on its own. Searched
+    by gradient ascent from random starts, first with smooth features (Frank-Wolfe with corrections; Firefly, Wu et al.
+    2020, for neurons).
 
     Args:
         starts: random starts.
-        steps: of gradient ascent on the logarithm of the gain.
+        steps: of gradient ascent on that, relative to the first term.
         rate: relative to |z|, the length of the first steps; it falls to 0.
         at_once: fresh candidates added at once, best first, if they differ.
         apart: least relative distance between them.
@@ -48,7 +48,8 @@ class Grow:
         if not room:
             return None
         z, label = self._sought(state)
-        score = Block(state, state.view).gain(z, label)
+        block = Block(state, state.view)
+        score = block.fall(z, label) - block.penalty(z)
         best: list[int] = []
         for i in score.argsort(descending=True).tolist():
             near = [float((z[i] - z[j]).norm() / z[j].norm().clamp_min(1e-300)) < self.apart for j in best]
@@ -68,16 +69,18 @@ class Grow:
         z = fresh(state, self.starts)
         labels = torch.arange(classes)[:, None].expand(classes, self.starts)
         smooth, true = Block(state, view), Block(state, state.view)
-        label = torch.stack([smooth.gain(z, one) for one in labels]).argmax(0)
+        label = torch.stack([smooth.fall(z, one) for one in labels]).argmax(0)
         length = self.rate * z.norm(dim=1).mean() / z.shape[1] ** 0.5
         first, second = torch.zeros_like(z), torch.zeros_like(z)
         for step in range(self.steps):
             with torch.enable_grad():
                 leaf = z.detach().requires_grad_()
                 block = smooth if 2 * step < self.steps else true
-                total = block.gain(leaf, label).clamp_min(1e-300).log().sum()
-                slope = torch.autograd.grad(total, leaf)[0].nan_to_num()
-            first = 0.9 * first + 0.1 * slope  # Adam's step: the starts differ widely in scale
+                fall = block.fall(leaf, label)
+                net = fall - block.penalty(leaf)  # each start relative to what it gains: they differ widely
+                relative = (net / fall.detach().clamp_min(1e-300)).sum()
+                slope = torch.autograd.grad(relative, leaf)[0].nan_to_num()
+            first = 0.9 * first + 0.1 * slope  # Adam's step
             second = 0.99 * second + 0.01 * slope.square()
             ahead = first / (1 - 0.9 ** (step + 1))
             scale = (second / (1 - 0.99 ** (step + 1))).sqrt() + 1e-30
@@ -130,8 +133,13 @@ class Block:
         self.view, self.problem, self.signed = view, state.problem, signed(state)
         self.factor = gram_solver(view.equation.gram(view.z))
 
-    def gain(self, z: Tensor, label: Tensor) -> Tensor:
-        """The fall of |r|^2 by a candidate at each of z [b, q] with these labels [b], exact but for signs [b]."""
+    def penalty(self, z: Tensor) -> Tensor:
+        """What the priors add to the loss by a candidate at each of z [b, q], [b]."""
+        u = self.view.space.expand(z)
+        return torch.stack([z.new_zeros(len(z)), *(term.value(u) for term in self.view.terms)]).sum(0)
+
+    def fall(self, z: Tensor, label: Tensor) -> Tensor:
+        """The fall of scale |r|^2 by a candidate at each of z [b, q] with labels [b], exact but for signs [b]."""
         m, b = len(self.view.z), len(z)
         rows = self.view.equation.rows(torch.cat([self.view.z, z]))
         gram = rows.gram()
@@ -144,11 +152,11 @@ class Block:
         floor = 1e-9 * block.diagonal(dim1=1, dim2=2).amax(1).detach().clamp_min(1e-300)
         block = block + floor[:, None, None] * torch.eye(own, dtype=z.dtype)
         if not isinstance(self.problem, Joint) or self.problem.head is None:
-            return (right * torch.linalg.solve(block, right)).sum((1, 2))
+            return self.view.scale * (right * torch.linalg.solve(block, right)).sum((1, 2))
         sense = replace(self.problem, share=None, label=label).directions(z.detach()) / self.problem.unit
         right, sizes = _directed(right, block, sense)
         right = right.relu() if self.signed else right
-        return (right.square() / sizes).sum(1)
+        return self.view.scale * (right.square() / sizes).sum(1)
 
 
 def _directed(right: Tensor, block: Tensor, sense: Tensor) -> tuple[Tensor, Tensor]:
