@@ -21,10 +21,10 @@ class Grow:
 
     max_z  scale b' (G_zz - G_zX G_XX^+ G_Xz)^-1 b - terms(z),  b = Phi_z r
 
-    the exact fall of scale |r|^2 when all multipliers are solved for anew, X the candidates there are, less the priors.
-    Where the signs of multipliers are prescribed, only entries of b of the right sign count, each on its own. Searched
-    by gradient ascent from random starts, first with smooth features (Frank-Wolfe with corrections; Firefly, Wu et al.
-    2020, for neurons).
+    the exact fall of scale |r|^2 when all multipliers are solved for anew, X the candidates there are, less the
+    priors. Where the signs of multipliers are prescribed, only entries of b of the right sign count, each on its own.
+    Searched by gradient ascent from random starts, first with smooth features (Frank-Wolfe with corrections; Firefly,
+    Wu et al. 2020, for neurons).
 
     Args:
         starts: random starts.
