@@ -22,7 +22,7 @@ from exhume.equations.span import Span
 from exhume.equations.span_dense import DenseSpan
 from exhume.evidence import Evidence, InputSpec
 from exhume.functional import Relaxed
-from exhume.heads import Labelled
+from exhume.heads import Labelled, blocks
 from exhume.joint import Joint
 from exhume.multipliers import Floored
 from exhume.smoothing import smoothed_forward
@@ -48,7 +48,7 @@ def double_backward(evidence: Evidence, row: Tensor, unit: float) -> tuple[float
     z, a = leaf.split([row.shape[1] - 1, 1], 1)
     params = {k: p.clone().requires_grad_() for k, p in evidence.at(1.0).items()}
     out = smoothed_forward(evidence.forward, Relaxed(ALPHA))(params, z)
-    coef = unit * Labelled().coefficients(a, lambda: out)
+    coef = unit * Labelled().coefficients(a, blocks(len(a), 2), lambda: out)
     found = torch.autograd.grad((coef * out).sum(), list(params.values()), create_graph=True)
     missed = [(p.detach() - g).square().sum() for p, g in zip(params.values(), found, strict=True)]
     loss = torch.stack(missed).sum()
@@ -80,7 +80,8 @@ def measure(evidence: Evidence, m: int, repeats: int, seed: int) -> Row:
         1 / m,
         (),
         Floored(0.0, weight=0.0),
-        lambda z, a: head.coefficients(a, lambda: z[:, :1]),
+        lambda z, a, label: head.coefficients(a, label, lambda: z[:, :1]),
+        label=blocks(m, 2),
     )
     draw = torch.randn(m, size, generator=generator, dtype=torch.float64)
     row = torch.cat([0.3 * draw, torch.rand(m, 1, generator=generator, dtype=torch.float64)], 1)

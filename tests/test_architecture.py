@@ -17,6 +17,7 @@ ABOVE = {  # the attacker's side of the firewall: these names, and every module 
     "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "snapshot", "certificate",
     "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent", "clock", "nulls",
     "assumptions", "cost", "hermite", "ambiguity", "smoothing", "heads", "multipliers", "inversion", "rows", "kkt",
+    "lineage", "view", "lanczos", "optimisers",
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",

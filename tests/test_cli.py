@@ -157,6 +157,7 @@ def edited(target: Path, tmp_path: Path, old: str, new: str) -> Path:
         ("samples = 6", "sampels = 6", "samples"),
         ('train = "train.npz"', 'train = "gone.npz"', "gone.npz"),
         ("samples = 6", 'names = ["exhum"]', "exhume"),
+        ("samples = 6", 'moves = "often"', "moves"),
     ],
 )
 def test_a_wrong_target_is_one_sentence_and_exit_2(monkeypatch, target, tmp_path, capsys, old, new, words):
@@ -166,6 +167,19 @@ def test_a_wrong_target_is_one_sentence_and_exit_2(monkeypatch, target, tmp_path
     assert words in message
     assert message.count("\n") == 1
     assert not out.exists()
+
+
+def test_candidates_move_where_that_is_asked_for(monkeypatch, target, tmp_path, capsys):
+    """By the target file, or on the command line, which has the last word; an attack without candidates fails."""
+    moving = edited(target, tmp_path, "samples = 6", 'samples = 6\nmoves = "scaled"\nnames = ["loo-quick"]')
+    words = ("attack", moving, "--budget", "2s", "--quiet", "--json", "--out")
+    assert run(monkeypatch, *words, tmp_path / "a") == 0
+    assert json.loads(capsys.readouterr().out)["attacks"][0]["lineage"]["lives"]
+    assert run(monkeypatch, *words, tmp_path / "b", "--moves", "none") == 0
+    assert json.loads(capsys.readouterr().out)["attacks"][0]["lineage"] is None
+    for how, why in (("often", "moves must be one of"), ("published", "leave [attack] moves out")):
+        assert run(monkeypatch, "attack", target, "--out", tmp_path / how, "--moves", how, "--quiet") == 2
+        assert why in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("budget", ["soon", "0s", "-1m", "10 parsecs"])

@@ -8,13 +8,14 @@ import pytest
 import torch
 
 from exhume import presets
-from exhume.descent import Anneal, Descent, Momentum
+from exhume.descent import Anneal, Descent
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence
 from exhume.evidence import Evidence, InputSpec
 from exhume.functional import ACTIVATIONS, Activation, leaky_backward
 from exhume.joint import Joint
 from exhume.metrics import rho, rho_pm
+from exhume.optimisers import Momentum
 from exhume.solvers.first_order import follow
 from exhume.spaces import full
 from exhume.terms import Box

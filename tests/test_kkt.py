@@ -10,7 +10,7 @@ from torch import nn
 
 from exhume import presets
 from exhume.change import Decay, decayed_target
-from exhume.descent import Anneal, Drawn, Momentum
+from exhume.descent import Anneal, Drawn
 from exhume.equations.span import Span
 from exhume.errors import MissingEvidence, ModelError
 from exhume.evidence import Evidence, InputSpec, Recipe
@@ -19,6 +19,7 @@ from exhume.heads import EveryClass, Labelled, Outputs, RunnerUp, blocks
 from exhume.inversion import ClassScore, score
 from exhume.joint import Joint
 from exhume.multipliers import Floored, Plain, Squares
+from exhume.optimisers import Momentum
 from exhume.rows import FirstRows
 from exhume.smoothing import smoothed_forward
 from exhume.spaces import full
@@ -145,15 +146,19 @@ def test_labels_are_equal_blocks():
 
 def test_a_head_is_the_direction_it_says():
     out = torch.tensor([[3.0, 1.0, 2.0], [0.0, 5.0, 1.0], [4.0, 1.0, 0.0]], dtype=torch.float64)
-    a = torch.tensor([[2.0], [3.0], [5.0]], dtype=torch.float64)
-    assert RunnerUp().coefficients(a, lambda: out).tolist() == [[2, 0, -2], [0, 3, -3], [-5, 0, 5]]
+    a, label = torch.tensor([[2.0], [3.0], [5.0]], dtype=torch.float64), torch.arange(3)
+    assert RunnerUp().coefficients(a, label, lambda: out).tolist() == [[2, 0, -2], [0, 3, -3], [-5, 0, 5]]
     b = torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]], dtype=torch.float64)
-    assert EveryClass().coefficients(b, lambda: out).tolist() == [[3, -1, -2], [-3, 7, -4], [-5, -6, 11]]
-    assert Labelled().coefficients(a[:2], lambda: out[:2, :1]).tolist() == [[-2], [3]]
-    assert Outputs().coefficients(b, lambda: out) is b
+    assert EveryClass().coefficients(b, label, lambda: out).tolist() == [
+        [3, -1, -2],
+        [-3, 7, -4],
+        [-5, -6, 11],
+    ]
+    assert Labelled().coefficients(a[:2], label[:2], lambda: out[:2, :1]).tolist() == [[-2], [3]]
+    assert Outputs().coefficients(b, label, lambda: out) is b
     one = out[:2, :1]
     for head in (RunnerUp(), EveryClass()):  # the margin of a single output
-        assert head.coefficients(a[:2], lambda: one).tolist() == [[-2], [3]]
+        assert head.coefficients(a[:2], label[:2], lambda: one).tolist() == [[-2], [3]]
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
@@ -168,9 +173,9 @@ def test_a_head_says_which_networks_it_is_for(head):
 def test_multipliers_and_their_floor():
     a = torch.tensor([[-1.0], [0.5], [2.0]], dtype=torch.float64)
     assert Floored(0.7, 0.5).of(a).flatten().tolist() == [-0.5, 0.25, 1.0]
-    assert float(Floored(0.7, 0.5).penalty(a)) == pytest.approx(5 * (1.2**2 + 0.45**2))
+    assert float(Floored(0.7, 0.5).penalty(a, None)) == pytest.approx(5 * (1.2**2 + 0.45**2))
     assert Squares(0.7, 2.0).of(a).flatten().tolist() == pytest.approx([4.7, 1.7, 16.7])
-    assert float(Plain().penalty(a)) == float(Squares(0.7).penalty(a)) == 0.0
+    assert float(Plain().penalty(a, None)) == float(Squares(0.7).penalty(a, None)) == 0.0
 
 
 def test_one_rate_in_other_units_is_two_rates():
@@ -202,7 +207,7 @@ def planted(head, n=3, seed=0):
     outputs = {Labelled: 1, RunnerUp: 2}.get(type(head), 3)
     model, x = dense((6, 40, outputs), bias=False, seed=seed), draw(n, 6, seed=seed + 1)
     a = 0.5 + torch.rand(n, head.unknowns(outputs), generator=generator(seed + 2), dtype=torch.float64)
-    coef = head.coefficients(a, lambda: torch.zeros(n, outputs).double())
+    coef = head.coefficients(a, blocks(n, outputs), lambda: torch.zeros(n, outputs).double())
     with torch.no_grad():
         model[2].weight.copy_(coef.T @ model[:2](x))
     return Evidence.from_module(model, input=InputSpec((6,))), x, a
@@ -211,7 +216,7 @@ def planted(head, n=3, seed=0):
 LAST, ALL, FREE = Span((1.0,), "last"), Span((1.0,)), Plain()
 
 
-def joint(evidence, head, unit=1.0, kind=FREE, span=LAST, terms=(), smoothing=None):
+def joint(evidence, head, m, unit=1.0, kind=FREE, span=LAST, terms=(), smoothing=None):
     equation = span.bind(evidence, full(evidence.input.size), ALONE, smoothing)
     return Joint(
         equation,
@@ -219,14 +224,15 @@ def joint(evidence, head, unit=1.0, kind=FREE, span=LAST, terms=(), smoothing=No
         unit,
         terms,
         kind,
-        lambda z, a: head.coefficients(a, lambda: evidence.output(z.detach())),
+        lambda z, a, label: head.coefficients(a, label, lambda: evidence.output(z.detach())),
+        label=blocks(m, evidence.outputs),
     )
 
 
 @pytest.mark.parametrize("head", HEADS, ids=lambda head: type(head).__name__)
 def test_the_loss_is_zero_at_a_planted_truth(head):
     evidence, x, a = planted(head)
-    problem = joint(evidence, head)
+    problem = joint(evidence, head, 3)
     point = problem.at(torch.cat([x, a], 1))
     assert point.misfit < 1e-24
     assert float(problem.gradient(point).abs().max()) < 1e-10
@@ -237,7 +243,7 @@ def test_the_loss_is_zero_at_a_planted_truth(head):
 def test_order_within_a_class_does_not_matter(head):
     outputs = 1 if isinstance(head, Labelled) else 3
     evidence = alone(random_evidence((5, 12, outputs), "tanh"))
-    problem = joint(evidence, head, span=ALL)
+    problem = joint(evidence, head, 6, span=ALL)
     row = torch.cat([draw(6, 5, seed=1), draw(6, head.unknowns(outputs), seed=2)], 1)
     swapped = row[torch.tensor([1, 0, 3, 2, 5, 4])] if outputs == 3 else row[torch.tensor([2, 0, 1, 5, 3, 4])]
     assert problem.at(swapped).loss == pytest.approx(problem.at(row).loss, rel=1e-12)
@@ -249,17 +255,17 @@ def test_order_within_a_class_does_not_matter(head):
 def test_value_and_gradient_are_those_of_double_backward(kind, head, cheaper, monkeypatch):
     """The slow twin: torch differentiates the gradient of the summed margins once more, ReLU relaxed in both."""
     evidence = alone(random_evidence((5, 11, 7, 3), "relu"))
-    problem = joint(evidence, head, 0.25, kind, ALL, smoothing=Relaxed(4.0))
+    problem = joint(evidence, head, 4, 0.25, kind, ALL, smoothing=Relaxed(4.0))
     monkeypatch.setattr(type(problem.equation), "gram_is_cheaper", lambda self, m: cheaper)
     row = torch.cat([draw(4, 5, seed=1), 0.5 + draw(4, head.unknowns(3), seed=2).abs()], 1)
     leaf = row.clone().requires_grad_()
     z, a = leaf[:, :5], leaf[:, 5:]
     params = {k: p.clone().requires_grad_() for k, p in evidence.at(1.0).items()}
     out = smoothed_forward(evidence.forward, Relaxed(4.0))(params, z)
-    coef = head.coefficients(kind.of(a), lambda: out.detach())
+    coef = head.coefficients(kind.of(a), problem.label, lambda: out.detach())
     found = torch.autograd.grad(0.25 * (coef * out).sum(), list(params.values()), create_graph=True)
     missed = sum((p.detach() - g).square().sum() for p, g in zip(params.values(), found, strict=True))
-    loss = missed + kind.penalty(a)
+    loss = missed + kind.penalty(a, None)
     point = problem.at(row)
     assert point.loss == pytest.approx(float(loss.detach()), rel=1e-10)
     expected = torch.autograd.grad(loss, leaf)[0]
@@ -269,7 +275,7 @@ def test_value_and_gradient_are_those_of_double_backward(kind, head, cheaper, mo
 def test_the_gradient_is_the_derivative_where_the_network_is_smooth():
     """With a smooth activation values and derivatives agree, so finite differences must too."""
     evidence = alone(random_evidence((4, 9, 1), "tanh"))
-    problem = joint(evidence, Labelled(), 0.5, Floored(0.4), ALL)
+    problem = joint(evidence, Labelled(), 4, 0.5, Floored(0.4), ALL)
     row = torch.cat([draw(4, 4, seed=1), draw(4, 1, seed=2)], 1)
     way = draw(*row.shape, seed=3)
     step = 1e-5
@@ -295,13 +301,13 @@ def test_multipliers_scale_as_a_power_of_the_weights():
     """theta -> s theta and lambda -> s^(2 - L) lambda leave the relative residual as it was."""
     model = mlp((6, 10, 8, 1), bias="first", seed=1)
     row, s = torch.cat([draw(4, 6, seed=2), draw(4, 1, seed=3)], 1), 1.7
-    found = joint(Evidence.from_module(model, input=InputSpec((6,))), Labelled(), span=ALL).at(row)
+    found = joint(Evidence.from_module(model, input=InputSpec((6,))), Labelled(), 4, span=ALL).at(row)
     with torch.no_grad():
         for p in model.parameters():
             p.mul_(s)
-    other = joint(Evidence.from_module(model, input=InputSpec((6,))), Labelled(), 1 / s, span=ALL)
+    other = joint(Evidence.from_module(model, input=InputSpec((6,))), Labelled(), 4, 1 / s, span=ALL)
     assert other.at(row).misfit == pytest.approx(found.misfit, rel=1e-12)
-    still = joint(Evidence.from_module(model, input=InputSpec((6,))), Labelled(), 0.0, span=ALL)
+    still = joint(Evidence.from_module(model, input=InputSpec((6,))), Labelled(), 4, 0.0, span=ALL)
     assert still.at(row).misfit == pytest.approx(1.0, rel=1e-12)
 
 

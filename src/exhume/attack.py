@@ -21,6 +21,8 @@ from exhume.equations.recipe import dynamics, gaps, unknowns
 from exhume.equations.span import Span
 from exhume.errors import ExhumeError, MissingEvidence, demand
 from exhume.evidence import Evidence
+from exhume.lineage import Lineage
+from exhume.moves.growth import Growth
 from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
 from exhume.moves.refine import refine
@@ -30,6 +32,7 @@ from exhume.moves.sharpen import Sharpen, estimated, fitted, signs
 from exhume.moves.single import ByFeatures, BySignals, Single, jointly
 from exhume.objective import Objective, Point
 from exhume.reconstruction import Reconstruction
+from exhume.smoothing import typical
 from exhume.solvers.base import Solution
 from exhume.solvers.varpro import VarPro
 from exhume.survey import Ground, survey
@@ -47,6 +50,7 @@ class Search:
         how: how it went, as a sentence.
         parts: the equations used and those left out, or None if all were used.
         single: the equation they were found by, or None for random starts.
+        lineage: where they came from, if they were grown.
     """
 
     point: Point
@@ -55,6 +59,7 @@ class Search:
     how: str
     parts: tuple[Part, Part] | None
     single: Single | None
+    lineage: Lineage | None = None
 
 
 @dataclass(frozen=True)
@@ -68,7 +73,7 @@ class SpanAttack:
         feature: another, which is preferred where it applies, or None to do without.
         solver: of the joint equation.
         search: of the one-at-a-time equation.
-        restart: random starts, where no one-at-a-time equation applies.
+        restart: random starts, or growth, where no one-at-a-time equation applies.
         samples: number of samples, if known; the rank of the first-layer change serves otherwise.
         box: weight of the penalty on features outside their range.
         priors: further penalties.
@@ -85,7 +90,7 @@ class SpanAttack:
     feature: Feature | None = None
     solver: VarPro = VarPro()
     search: SubspaceSearch = SubspaceSearch()
-    restart: MultiStart = MultiStart()
+    restart: MultiStart | Growth = MultiStart()
     samples: int | None = None
     box: float = 1e-2
     priors: tuple[Term, ...] = ()
@@ -183,7 +188,10 @@ class SpanAttack:
                 certificate = certificate.polished(polished.left, by)
             final = replace(final, point=everything.at(polished.z))
         runs = [run for search in searches for run in search.runs]
-        return self._report(evidence, ground, everything, final, runs, certificate, notes, seed, clock)
+        lineage = found.lineage
+        return self._report(
+            evidence, ground, everything, final, runs, lineage, certificate, notes, seed, clock
+        )
 
     def _sharpened(
         self, sharpen: Sharpen, evidence: Evidence, ground: Ground, objective: Objective, point: Point
@@ -276,6 +284,10 @@ class SpanAttack:
                 return Search(found[2], found[0], tuple(runs), how, parts, single)
         first = ground.first
         expected = self.samples or (0 if first is None or first.flat else first.rank)
+        if isinstance(self.restart, Growth):
+            return self._grown(
+                self.restart, evidence, ground, parts, objective, expected, generator, clock, begin
+            )
         if not expected:
             raise MissingEvidence(
                 f"attack {self.name!r} needs the number of samples ([attack] samples), since it cannot be read off"
@@ -303,6 +315,41 @@ class SpanAttack:
             begin,
         )
         return Search(point, 0, tuple(runs), how, parts, None)
+
+    def _grown(
+        self,
+        growth: Growth,
+        evidence: Evidence,
+        ground: Ground,
+        parts: tuple[Part, Part] | None,
+        objective: Objective,
+        expected: int,
+        generator: torch.Generator,
+        clock: Clock,
+        begin: Tensor,
+    ) -> Search:
+        """Candidates grown one by one, as many as expected, or as pay where nothing tells how many there are."""
+        equation = objective.equation
+        most = max(1, equation.equations // (2 * (equation.dim + equation.multiplicity)))
+        probe = ground.space.expand(ground.space.random(64, ground.norm, generator))
+        slope = growth.policy.slope / typical(evidence, probe)
+        grown = growth.run(
+            objective,
+            self._objective(evidence, ground, None if parts is None else parts[0], slope).equation,
+            self._solver(evidence),
+            expected or None,
+            most,
+            ground.norm,
+            generator,
+            lambda loss: clock.tick("joint fit", loss),
+            lambda m: clock.tick(f"{m} candidates grown", None),
+            begin,
+        )
+        told = f"{expected} samples were expected" if expected else "nothing told how many samples there are"
+        if expected > most:
+            told += f", but {equation.equations} equations determine at most {most} of {equation.dim} features each"
+        how = f"{told}; candidates were grown one by one ({grown.lineage.summary(grown.step)})"
+        return Search(grown.point, 0, grown.solutions, how, parts, None, grown.lineage)
 
     def _solver(self, evidence: Evidence) -> VarPro:
         """Without structure every column of a dense Jacobian costs a pass through the model: CG from the start."""
@@ -380,6 +427,7 @@ class SpanAttack:
         objective: Objective,
         final: Solution[Point],
         runs: Sequence[Solution[Point]],
+        lineage: Lineage | None,
         certificate: Certificate | None,
         notes: list[str],
         seed: int,
@@ -409,6 +457,7 @@ class SpanAttack:
             certificate=None if certificate is None else certificate.take(order),
             expected=self.samples,
             ambiguity=ambiguity(evidence, self.equation.layers, self.samples, ground),
+            lineage=None if lineage is None else lineage.take(order, 0),
         )
 
 

@@ -16,7 +16,7 @@ from exhume.errors import ExhumeError, MissingEvidence, TargetError, nearest
 from exhume.evidence import Evidence
 from exhume.matching import Matches, match
 from exhume.planted import positive_control
-from exhume.presets import ATTACKS
+from exhume.presets import ATTACKS, MOVES, moving
 from exhume.reconstruction import Reconstruction
 from exhume.report.data import AttackResult, Report
 from exhume.survey import survey
@@ -34,6 +34,7 @@ class Plan:
         seed: of the random starts.
         budget: seconds for all attacks together; the positive control gets as much again.
         policy: when the audit fails.
+        moves: how candidates are moved, see `presets.moving`.
     """
 
     names: tuple[str, ...] = ("exhume",)
@@ -41,6 +42,7 @@ class Plan:
     seed: int = 0
     budget: float | None = None
     policy: Policy = Policy()
+    moves: str = "none"
 
     def __post_init__(self) -> None:
         for name in self.names:
@@ -48,6 +50,8 @@ class Plan:
                 raise TargetError(
                     f"attack names must be known, but {name!r} is not; {nearest(name, ATTACKS)}"
                 )
+        if self.moves not in MOVES:
+            raise TargetError(f"moves must be one of {', '.join(MOVES)}, but are {self.moves!r}; choose one")
         if len(set(self.names)) < len(self.names):
             raise TargetError(f"attack names must differ, but are {', '.join(self.names)}; name each once")
 
@@ -120,9 +124,9 @@ def run(
     errors: list[ExhumeError] = []
     for name in plan.names:
         began = time.perf_counter()
-        attack = ATTACKS[name].preset(plan.samples)
         budget = None if plan.budget is None else plan.budget / len(plan.names)
         try:
+            attack = moving(ATTACKS[name].preset(plan.samples), plan.moves)
             needed = cost.estimate(
                 attack, evidence, survey(evidence), 0 if truth is None else len(truth.train)
             )
@@ -176,6 +180,6 @@ def _verdict(
     verdict = judge(findings, None, plan.policy, remarks)
     if verdict.outcome == "leak" or not plan.policy.require_positive_control:
         return verdict
-    attack = ATTACKS[found[0].attack].preset(None)
+    attack = moving(ATTACKS[found[0].attack].preset(None), plan.moves)
     control = positive_control(evidence, truth, attack, plan.seed, plan.budget, observer)
     return judge(findings, control, plan.policy, remarks)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from exhume.joint import Joint, JointPoint, JointSpace
+from exhume.lineage import Lineage
 
 REBUILT = 1000  # evaluations after which the running sum is added up anew, since updates round
 
@@ -30,6 +31,11 @@ class Batched:
         self._sum: Tensor | None = None
         self._count = 0
 
+    def of(self, lineage: Lineage) -> Batched:
+        """The same, from now on for other candidates."""
+        self.whole = self.whole.of(lineage)
+        return self
+
     @property
     def space(self) -> JointSpace:
         """Where the rows live."""
@@ -38,14 +44,14 @@ class Batched:
     def at(self, row: Tensor) -> JointPoint:
         """Value at all candidates, gradient of one batch and zero for the others."""
         batch = torch.randperm(len(row), generator=self.generator)[: self.size]
-        others = self._contribution(row) - self._part(row[batch])
+        others = self._contribution(row) - self._part(row, batch)
         target = self.whole.equation.target()
-        rest = replace(self.whole, equation=self.whole.equation.aimed_at(target - others))
+        rest = replace(self.whole.take(batch), equation=self.whole.equation.aimed_at(target - others))
         here = rest.at(row[batch])
         outside = torch.ones(len(row), dtype=torch.bool)
         outside[batch] = False
-        u = self.whole.inner.expand(self.whole.parts(row[outside])[0])
-        penalty = sum(float(term.value(u).sum()) for term in self.whole.terms)
+        unmoved = outside.nonzero()[:, 0]
+        penalty = self.whole.take(unmoved).priors(row[unmoved])
         misfit = here.misfit * rest.equation.energy / self.whole.equation.energy
         slope = torch.zeros_like(row).index_copy(0, batch, here.slope)
         return JointPoint(row, here.loss + penalty, misfit, slope)
@@ -58,18 +64,19 @@ class Batched:
         """Coordinates and multipliers of rows."""
         return self.whole.parts(row)
 
-    def _part(self, row: Tensor) -> Tensor:
-        return self.whole.equation.contribution(*self.whole.parts(row)).detach()
+    def _part(self, row: Tensor, index: Tensor) -> Tensor:
+        return self.whole.equation.contribution(*self.whole.take(index).parts(row[index])).detach()
 
     def _contribution(self, row: Tensor) -> Tensor:
         """Phi' c of all candidates, updated for those that moved since the last time."""
-        if self._rows is None or self._sum is None or self._count % REBUILT == 0:
-            parts = [self._part(some) for some in row.split(self.size)]
-            self._sum = torch.stack(parts).sum(0)
+        every = torch.arange(len(row))
+        same = self._rows is not None and self._rows.shape == row.shape
+        if self._rows is None or self._sum is None or not same or self._count % REBUILT == 0:
+            self._sum = torch.stack([self._part(row, some) for some in every.split(self.size)]).sum(0)
         else:
-            moved = (row != self._rows).any(1)
-            if bool(moved.any()):
-                self._sum = self._sum + self._part(row[moved]) - self._part(self._rows[moved])
+            moved = every[(row != self._rows).any(1)]
+            if len(moved):
+                self._sum = self._sum + self._part(row, moved) - self._part(self._rows, moved)
         self._count += 1
         self._rows = row.clone()
         return self._sum

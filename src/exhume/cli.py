@@ -127,6 +127,13 @@ def attack(
     out: Out = Path("exhume-out"),
     seed: Seed = 0,
     budget: Budget = "10m",
+    moves: Annotated[
+        str | None,
+        typer.Option(
+            "--moves",
+            help="How candidates are moved: none, scaled or published; by default as the target says.",
+        ),
+    ] = None,
     force: Force = False,
     trust_pickle: TrustPickle = False,
     quiet: Quiet = False,
@@ -141,6 +148,7 @@ def attack(
         budget,
         Console(stderr=True, quiet=quiet),
         names=name,
+        moves=moves,
         trust_pickle=trust_pickle,
         as_json=as_json,
     )
@@ -239,6 +247,7 @@ def _run(
     console: Console,
     *,
     names: list[str] | None = None,
+    moves: str | None = None,
     scored: bool = False,
     trust_pickle: bool = False,
     include_images: bool = False,
@@ -254,6 +263,7 @@ def _run(
         seed=seed,
         budget=seconds(budget),
         policy=policy,
+        moves=moves or target.attack.moves,
     )
     digest = audits.digest(evidence, plan, truth)
     folder = report.prepare(output.folder, force=output.force, resume=output.resume)

@@ -32,6 +32,7 @@ from exhume.descent import Descent
 from exhume.errors import ExhumeError
 from exhume.evidence import Evidence
 from exhume.kkt import KKTAttack
+from exhume.moves.growth import Growth
 from exhume.rows import FirstRows
 from exhume.survey import Ground
 
@@ -123,7 +124,10 @@ def estimate(
     else:
         expected = attack.samples or (first.rank if first is not None else 0)
         most = max(1, total // (2 * (q + k)))
-        m = max(round(attack.restart.surplus * min(expected, most)), min(expected, most) + 1)
+        if isinstance(attack.restart, Growth):
+            m = min(expected, most) or most
+        else:
+            m = max(round(attack.restart.surplus * min(expected, most)), min(expected, most) + 1)
     unknowns, gram = m * q, float(m * k)
     if chain is None:
         parts["gradients of single samples"] = weights + 4.0 * min(m, 16) * k * total
@@ -146,7 +150,8 @@ def _descent(attack: Descent, evidence: Evidence, ground: Ground, rows: int) -> 
     """One step of a descent: it can be ended at any step, so no budget is too small for the others."""
     total, nodes = sum(p.numel() for p in evidence.final.values()), len(attack.equation.nodes)
     n = attack.samples or (ground.first.rank if ground.first is not None else 0)
-    m, d = max(round(attack.surplus * n), 1), evidence.input.size
+    grown = 1.0 if attack.moves is None else attack.moves.most
+    m, d = max(round(grown * attack.surplus * n), 1), evidence.input.size
     activations = m * nodes * (d + sum(p.shape[0] for p in evidence.final.values() if p.dim() > 1))
     terms = m * nodes * (1 if attack.equation.layers == "last" else evidence.outputs)
     parts = {

@@ -19,15 +19,20 @@ from exhume.equations.span import Span, last_layer
 from exhume.errors import demand
 from exhume.evidence import Evidence
 from exhume.functional import DenseChain, Relaxed, Smoothing, leaky_backward
-from exhume.heads import Head, Outputs
+from exhume.heads import Head, Outputs, blocks
 from exhume.inversion import BoundScore, ClassScore, explained
 from exhume.joint import Joint
+from exhume.lineage import Lineage
+from exhume.lineage import first as first_of
+from exhume.moves.policy import Schedule
+from exhume.moves.segments import Course, in_segments
 from exhume.multipliers import Multipliers, Plain
 from exhume.objective import Objective, Point
+from exhume.optimisers import Adam, Lazy, Momentum
 from exhume.reconstruction import Reconstruction
+from exhume.smoothing import typical
 from exhume.solvers.base import Solution
 from exhume.solvers.first_order import follow
-from exhume.solvers.lazy_adam import LazyAdam
 from exhume.spaces import Space, full, subspace
 from exhume.survey import Ground, survey
 from exhume.terms import Box, HighFrequency, Term
@@ -57,48 +62,6 @@ class Anneal:
     def smoothing(self, step: int) -> Smoothing:
         """What stands in for ReLU at a step."""
         return Relaxed(self.at(step)) if self.relaxed else self.at(step)
-
-
-@dataclass(frozen=True)
-class Adam:
-    """torch.optim.Adam at a constant rate."""
-
-    lr: float
-
-    def optimizer(self, leaf: Tensor, problem: Objective | Joint | Batched) -> torch.optim.Optimizer:
-        """The optimiser of a leaf."""
-        return torch.optim.Adam([leaf], self.lr)
-
-
-@dataclass(frozen=True)
-class Lazy:
-    """Adam at a constant rate that leaves alone what has no gradient, as candidates outside a batch have not."""
-
-    lr: float
-
-    def optimizer(self, leaf: Tensor, problem: Objective | Joint | Batched) -> torch.optim.Optimizer:
-        """The optimiser of a leaf."""
-        return LazyAdam(leaf, self.lr)
-
-
-@dataclass(frozen=True)
-class Momentum:
-    """Heavy-ball gradient descent.
-
-    Args:
-        lr: learning rate, or the number it is divided by the largest curvature for.
-        stiff: whether `lr` is divided by the largest eigenvalue of J'J at the start.
-        momentum: share of the previous step that is kept.
-    """
-
-    lr: float
-    stiff: bool = False
-    momentum: float = 0.9
-
-    def optimizer(self, leaf: Tensor, problem: Objective | Joint | Batched) -> torch.optim.Optimizer:
-        """The optimiser of a leaf."""
-        lr = self.lr / problem.stiffness(leaf) if self.stiff and isinstance(problem, Joint) else self.lr
-        return torch.optim.SGD([leaf], lr, self.momentum)
 
 
 @dataclass(frozen=True)
@@ -144,11 +107,19 @@ class Begun:
         ground: what was read off the weights.
         problem: what is minimised at a step.
         leaf: the unknowns, overwritten step by step.
+        whole: what is minimised, with all candidates in every gradient.
+        smooth: its equation with matched smoothing, by the slope of the softplus where ReLU is not smoothed.
+        lineage: of the candidates.
+        generator: source of random numbers, after the start was drawn.
     """
 
     ground: Ground
     problem: Callable[[int], Any]
     leaf: Tensor
+    whole: Callable[[int], Any]
+    smooth: Callable[[int, float], Any]
+    lineage: Lineage
+    generator: torch.Generator
 
 
 @dataclass(frozen=True)
@@ -177,6 +148,7 @@ class Descent:
         floor: stop when the loss is below this.
         head: the direction of outputs that a multiplier stands for.
         forgotten: whether the final weights themselves are explained, whatever is known of the initial ones.
+        moves: when candidates are split, added, merged or removed, and by what; None for never.
     """
 
     name: str
@@ -199,6 +171,7 @@ class Descent:
     floor: float = 0.0
     head: Head = Outputs()
     forgotten: bool = False
+    moves: Schedule | None = None
 
     def missing(self, evidence: Evidence) -> tuple[str, ...]:
         """What the attack needs and the evidence lacks."""
@@ -220,6 +193,8 @@ class Descent:
             gaps.append("a model whose outputs are those of a linear layer")
         if (gap := self.head.gap(evidence.outputs)) is not None:
             gaps.append(gap)
+        if self.moves is not None and isinstance(self.equation, ClassScore):
+            gaps.append("an equation, since moves rest on its residual")
         return tuple(gaps)
 
     def run(
@@ -242,16 +217,33 @@ class Descent:
         """
         clock = Clock(budget, observer)
         began = self.begin(evidence, seed)
-        solution = follow(
-            self.optimiser.optimizer(began.leaf, began.problem(0)),
+        told, said = partial(clock.tick, self.name), tuple[str, ...]()
+        if self.moves is None:
+            optimizer = self.optimiser.optimizer(began.leaf, began.problem(0))
+            solution = follow(optimizer, began.leaf, began.problem, self.steps, self.floor, told)
+            problem, lineage = began.problem(solution.steps), None
+        else:
+            course = self._course(began, self.moves, evidence)
+            solution, lineage = in_segments(course, self.moves, self.steps, self.floor, told)
+            problem = began.problem(solution.steps).of(lineage)
+            state = course.state(solution.point.z, lineage, self.moves, solution.steps)
+            said = (lineage.summary(solution.steps), *self.moves.told(state))
+        return self._report(self._seen(evidence), began.ground, problem, solution, lineage, said, seed, clock)
+
+    def _course(self, began: Begun, schedule: Schedule, evidence: Evidence) -> Course:
+        """The descent as moves interrupt it."""
+        problem: Objective | Joint = began.whole(0)
+        inner = problem.inner if isinstance(problem, Joint) else problem.space
+        z = began.leaf[:, : inner.dim]
+        slope = schedule.slope / typical(evidence, inner.expand(z))
+        return Course(
             began.leaf,
+            began.lineage,
             began.problem,
-            self.steps,
-            self.floor,
-            lambda loss: clock.tick(self.name, loss),
-        )
-        return self._report(
-            self._seen(evidence), began.ground, began.problem(solution.steps), solution, seed, clock
+            began.whole,
+            lambda step: began.smooth(step, slope),
+            self.optimiser.optimizer,
+            began.generator,
         )
 
     def begin(self, evidence: Evidence, seed: int = 0) -> Begun:
@@ -273,20 +265,36 @@ class Descent:
         draw = torch.randn(
             max(round(self.surplus * n), 1), space.dim, generator=generator, dtype=torch.float64
         )
-        problems = self._problems(evidence, ground, space)
         z = space.retract(self.spread * draw)
+        lineage = first_of(blocks(len(z), evidence.outputs))
         if isinstance(self.equation, ClassScore):
-            return Begun(ground, lambda step: problems(step, None), z)
-        leaf, unit = self._start(problems(0, None).equation, space, z, generator)
+            score = self.equation.bind(evidence, space, self._terms(evidence))
+
+            def scored(step: int, slope: float = 0.0) -> BoundScore:
+                return score
+
+            return Begun(ground, scored, z, scored, scored, lineage, generator)
+        problems = self._problems(self.equation, evidence, ground, space, lineage.label)
+        leaf, unit = self._start(problems(self._smoothing(0), None, False).equation, space, z, generator)
+
+        def whole(step: int) -> Any:
+            return problems(self._smoothing(step), unit, False)
+
+        def smooth(step: int, slope: float) -> Any:
+            given = self._smoothing(step)
+            return problems(
+                given.alpha if isinstance(given, Relaxed) else given or slope, unit, True
+            ).equation
+
         if self.batch is None or unit is None:
-            return Begun(ground, lambda step: problems(step, unit), leaf)
-        batched = Batched(problems(0, unit), self.batch, generator)
+            return Begun(ground, whole, leaf, whole, smooth, lineage, generator)
+        batched = Batched(problems(self._smoothing(0), unit, False), self.batch, generator)
 
         def problem(step: int) -> Batched:
-            batched.whole = problems(step, unit)
+            batched.whole = whole(step)
             return batched
 
-        return Begun(ground, problem, leaf)
+        return Begun(ground, problem, leaf, whole, smooth, lineage, generator)
 
     def _seen(self, evidence: Evidence) -> Evidence:
         """The evidence without what the attack does not use."""
@@ -299,38 +307,44 @@ class Descent:
         norm = evidence.input.sample_norm
         return space if not self.sphere or norm is None else space.within((norm, norm))
 
+    def _smoothing(self, step: int) -> Smoothing | None:
+        """What stands in for ReLU at a step."""
+        return None if self.anneal is None else self.anneal.smoothing(step)
+
     def _problems(
-        self, evidence: Evidence, ground: Ground, space: Space
-    ) -> Callable[[int, float | None], Any]:
-        """What is minimised at a step, for a unit of the multipliers (None where they are eliminated)."""
-        terms, span = self._terms(evidence), self.equation
-        if isinstance(span, ClassScore):
-            score = span.bind(evidence, space, terms)
-            return lambda step, unit: score
-        slope: Smoothing | None = None
-        equation: Bound | None = None
+        self, span: Span, evidence: Evidence, ground: Ground, space: Space, label: Tensor
+    ) -> Callable[[Smoothing | None, float | None, bool], Any]:
+        """What is minimised: by smoothing, unit of the multipliers (None where eliminated), and whether it is bent.
+
+        Bent, every ReLU is the smooth one in values and derivatives; the slope of an inactive one is left out.
+        """
+        terms = self._terms(evidence)
         kind = self.multipliers.kind if isinstance(self.multipliers, Drawn) else Plain()
         head = None if isinstance(self.head, Outputs) else partial(self._weights, evidence, space)
-
-        def problem(step: int, unit: float | None) -> Objective | Joint:
-            nonlocal slope, equation
-            now = None if self.anneal is None else self.anneal.smoothing(step)
-            if equation is None or now != slope:
-                slope, equation = now, span.bind(seen, space, ground.decay, now)
-            if unit is None:
-                return Objective(equation, space, terms)
-            return Joint(equation, space, unit, terms, kind, head)
-
         seen = evidence
         if self.leak is not None and (chain := fixed_below(evidence)) is not None:
             phis = tuple(leaky_backward(phi, self.leak) for phi in chain.activations)
             seen = replace(evidence, chain=replace(chain, activations=phis))
+        bound: dict[bool, tuple[Smoothing | None, Bound]] = {}
+
+        def problem(smoothing: Smoothing | None, unit: float | None, bent: bool) -> Objective | Joint:
+            if bent not in bound or bound[bent][0] != smoothing:
+                made = span.bind(evidence if bent else seen, space, ground.decay, smoothing)
+                bound[bent] = smoothing, made
+            equation = bound[bent][1]
+            if unit is None:
+                return Objective(equation, space, terms)
+            unknowns = equation.multiplicity if head is None else self.head.unknowns(equation.multiplicity)
+            return Joint(equation, space, unit, terms, kind, head, unknowns, None, label)
+
         return problem
 
-    def _weights(self, evidence: Evidence, space: Space, z: Tensor, multiplier: Tensor) -> Tensor:
+    def _weights(
+        self, evidence: Evidence, space: Space, z: Tensor, multiplier: Tensor, label: Tensor
+    ) -> Tensor:
         """Weights on the gradients of the outputs [m, C], by the head at z."""
         u = space.expand(z.detach()).view(-1, *evidence.input.shape)
-        return self.head.coefficients(multiplier, lambda: evidence.output(u))
+        return self.head.coefficients(multiplier, label, lambda: evidence.output(u))
 
     def _terms(self, evidence: Evidence) -> tuple[Term, ...]:
         """Priors, whose weights are for the mean over features of what they penalise."""
@@ -372,6 +386,8 @@ class Descent:
         ground: Ground,
         problem: Objective | Joint | Batched | BoundScore,
         solution: Solution[Any],
+        lineage: Lineage | None,
+        said: tuple[str, ...],
         seed: int,
         clock: Clock,
     ) -> Reconstruction:
@@ -390,7 +406,9 @@ class Descent:
         u = space.expand(z[order]).view(-1, *evidence.input.shape)
         notes = [
             *ground.notes,
-            f"one descent of {self.steps:,} steps from one random start of {len(z)} candidates",
+            f"one descent of {self.steps:,} steps from one random start of"
+            f" {len(z) if lineage is None else lineage.started} candidates",
+            *said,
         ]
         if self.anneal is not None:
             often = f"tenfold every {self.anneal.decade:,.0f} steps, up to {self.anneal.most:g}"
@@ -424,6 +442,7 @@ class Descent:
             rank=None if ground.first is None or ground.first.flat else ground.first.rank,
             expected=self.samples,
             ambiguity=ambiguity(evidence, self.equation.layers, self.samples, replace(ground, space=space)),
+            lineage=None if lineage is None else lineage.take(order, solution.steps),
         )
 
 

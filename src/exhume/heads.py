@@ -19,8 +19,8 @@ class Head(Protocol):
     def gap(self, outputs: int) -> str | None:
         """What a network of so many outputs lacks for this head, or None."""
 
-    def coefficients(self, multiplier: Tensor, out: Callable[[], Tensor]) -> Tensor:
-        """Weights c [m, C] of multipliers [m, k]; `out` gives the outputs f(x_i) [m, C], which are held fixed."""
+    def coefficients(self, multiplier: Tensor, label: Tensor, out: Callable[[], Tensor]) -> Tensor:
+        """Weights c [m, C] of multipliers [m, k] and labels [m]; `out` gives f(x_i) [m, C], held fixed."""
 
 
 @dataclass(frozen=True)
@@ -35,14 +35,14 @@ class Outputs:
         """Nothing is asked for."""
         return None
 
-    def coefficients(self, multiplier: Tensor, out: Callable[[], Tensor]) -> Tensor:
+    def coefficients(self, multiplier: Tensor, label: Tensor, out: Callable[[], Tensor]) -> Tensor:
         """c = a."""
         return multiplier
 
 
 @dataclass(frozen=True)
 class Labelled:
-    """Label times output: the first half of the candidates has the label -1, the second +1 (Haim et al. 2022)."""
+    """Label times output: label 0 stands for -1, label 1 for +1 (Haim et al. 2022)."""
 
     def unknowns(self, outputs: int) -> int:
         """One."""
@@ -52,14 +52,14 @@ class Labelled:
         """One output."""
         return None if outputs == 1 else "a network of one output"
 
-    def coefficients(self, multiplier: Tensor, out: Callable[[], Tensor]) -> Tensor:
+    def coefficients(self, multiplier: Tensor, label: Tensor, out: Callable[[], Tensor]) -> Tensor:
         """c_i = y_i a_i."""
-        return multiplier * (2.0 * blocks(len(multiplier), 2) - 1.0)[:, None]
+        return multiplier * (2.0 * label - 1.0)[:, None]
 
 
 @dataclass(frozen=True)
 class RunnerUp:
-    """Margin of the label to the next best class; labels are equal blocks (Buzaglo et al. 2023)."""
+    """Margin of the label to the next best class (Buzaglo et al. 2023)."""
 
     def unknowns(self, outputs: int) -> int:
         """One."""
@@ -69,12 +69,12 @@ class RunnerUp:
         """Nothing: the margin of one output is label times output."""
         return None
 
-    def coefficients(self, multiplier: Tensor, out: Callable[[], Tensor]) -> Tensor:
+    def coefficients(self, multiplier: Tensor, label: Tensor, out: Callable[[], Tensor]) -> Tensor:
         """c_i = a_i (e_y - e_j) with j the largest output but y."""
         f = out()
         if f.shape[1] == 1:
-            return Labelled().coefficients(multiplier, out)
-        own = blocks(*f.shape)[:, None]
+            return Labelled().coefficients(multiplier, label, out)
+        own = label[:, None]
         following = f.scatter(1, own, -torch.inf).argmax(1, keepdim=True)
         head = torch.zeros_like(f).scatter(1, own, 1.0).scatter(1, following, -1.0)
         return multiplier * head
@@ -82,7 +82,7 @@ class RunnerUp:
 
 @dataclass(frozen=True)
 class EveryClass:
-    """A multiplier for each constraint f_y - f_j >= 1 of a candidate; labels are equal blocks (Lyu and Li 2020)."""
+    """A multiplier for each constraint f_y - f_j >= 1 of a candidate (Lyu and Li 2020)."""
 
     def unknowns(self, outputs: int) -> int:
         """One for each other class."""
@@ -92,17 +92,17 @@ class EveryClass:
         """Nothing: the margin of one output is label times output."""
         return None
 
-    def coefficients(self, multiplier: Tensor, out: Callable[[], Tensor]) -> Tensor:
+    def coefficients(self, multiplier: Tensor, label: Tensor, out: Callable[[], Tensor]) -> Tensor:
         """c_i = sum_{j != y} a_ij (e_y - e_j)."""
         if out().shape[1] == 1:
-            return Labelled().coefficients(multiplier, out)
+            return Labelled().coefficients(multiplier, label, out)
         m, outputs = len(multiplier), multiplier.shape[1] + 1
-        own = blocks(m, outputs)[:, None]
+        own = label[:, None]
         others = torch.ones(m, outputs, dtype=torch.bool).scatter(1, own, False).nonzero()[:, 1]
         spread = multiplier.new_zeros(m, outputs).scatter(1, others.view(m, outputs - 1), -multiplier)
         return spread.scatter(1, own, multiplier.sum(1, keepdim=True))
 
 
 def blocks(m: int, classes: int) -> Tensor:
-    """Labels of m candidates in equal blocks, 0 first [m]."""
-    return torch.arange(m) * classes // max(m, 1)
+    """Labels of m candidates at the start, in equal blocks, 0 first; two for a network of one output [m]."""
+    return torch.arange(m) * max(classes, 2) // max(m, 1)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from exhume.equations.base import Bound
 from exhume.equations.span_dense import DenseSpan
+from exhume.linalg import gram_solver, least_squares_above, solved
+from exhume.lineage import Lineage
 from exhume.multipliers import Multipliers, Plain
 from exhume.spaces import Space
 from exhume.terms import Term
+from exhume.view import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,7 +53,7 @@ class JointPoint:
 
 @dataclass(frozen=True, eq=False)
 class Joint:
-    """F(z, a) = |t - Phi(z)' c|^2 + sum_i terms(u_i),  c = unit * a.
+    """F(z, a) = |t - Phi(z)' c|^2 + sum_i share_i terms(u_i),  c_i = unit * head(share_i lambda(a_i)).
 
     Args:
         equation: a bound span equation.
@@ -58,7 +61,11 @@ class Joint:
         unit: multiplier that a = 1 stands for; it sets how fast multipliers move beside coordinates.
         terms: priors, in the units of |t|^2.
         multipliers: how a is written.
-        head: from coordinates and multipliers lambda to the weights on the gradients; None where they are the same.
+        head: from coordinates, multipliers lambda and labels to the weights on the gradients; None where multipliers
+            are those weights.
+        unknowns: number of multipliers k of a candidate, for candidates that moves add.
+        share: of each candidate, see `Lineage` [m]; None for 1.
+        label: of each candidate, for the head [m].
     """
 
     equation: Bound
@@ -66,7 +73,19 @@ class Joint:
     unit: float
     terms: Sequence[Term] = ()
     multipliers: Multipliers = Plain()
-    head: Callable[[Tensor, Tensor], Tensor] | None = None
+    head: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+    unknowns: int = 1
+    share: Tensor | None = None
+    label: Tensor = torch.zeros(0, dtype=torch.long)
+
+    def of(self, lineage: Lineage) -> Joint:
+        """The same for other candidates."""
+        return replace(self, share=lineage.share, label=lineage.label)
+
+    def take(self, index: Tensor) -> Joint:
+        """The same for some of the candidates."""
+        share = None if self.share is None else self.share[index]
+        return replace(self, share=share, label=self.label[index] if len(self.label) else self.label)
 
     @property
     def space(self) -> JointSpace:
@@ -76,8 +95,15 @@ class Joint:
     def parts(self, row: Tensor) -> tuple[Tensor, Tensor]:
         """Coordinates z [m, q] and multipliers c [m, k] of rows."""
         z, a = self._split(row)
-        multiplier = self.multipliers.of(a)
-        return z, self.unit * (multiplier if self.head is None else self.head(z, multiplier))
+        return z, self._weights(z, self._weighed(self.multipliers.of(a)))
+
+    def _weights(self, z: Tensor, multiplier: Tensor) -> Tensor:
+        """Weights on the gradients [m, C] of multipliers [m, k]."""
+        return self.unit * (multiplier if self.head is None else self.head(z, multiplier, self.label))
+
+    def _weighed(self, values: Tensor) -> Tensor:
+        """Each candidate's values [m] or [m, k] times its share."""
+        return values if self.share is None else torch.einsum("m,m...->m...", self.share, values)
 
     def _split(self, row: Tensor) -> list[Tensor]:
         return list(row.split([self.inner.dim, row.shape[1] - self.inner.dim], 1))
@@ -89,8 +115,9 @@ class Joint:
             z, c = self.parts(leaf)
             missed = self._missed(z, c)
             u = self.inner.expand(z)
-            priors = [term.value(u).sum() for term in self.terms]
-            loss = torch.stack([missed, self.multipliers.penalty(self._split(leaf)[1]), *priors]).sum()
+            priors = [self._weighed(term.value(u)).sum() for term in self.terms]
+            floor = self.multipliers.penalty(self._split(leaf)[1], self.share)
+            loss = torch.stack([missed, floor, *priors]).sum()
             slope = torch.autograd.grad(loss, leaf)[0]
         return JointPoint(row, float(loss.detach()), float(missed.detach()) / self.equation.energy, slope)
 
@@ -118,3 +145,46 @@ class Joint:
             v = torch.cat([slope.vjp(along), self.unit * rows.inner(along)], 1)
             size = float(v.norm())
         return size
+
+    def view(self, row: Tensor) -> View:
+        """The candidates of rows as moves see them."""
+        z, c = self.parts(row)
+        residual = self.equation.target() - self.equation.contribution(z, c)
+        share = z.new_ones(len(z)) if self.share is None else self.share
+        return View(self.equation, self.inner, self.terms, share, z, c, residual, 1.0, self.at(row).loss)
+
+    def priors(self, row: Tensor) -> float:
+        """What the terms add to F."""
+        u = self.inner.expand(self._split(row)[0])
+        return sum(float(self._weighed(term.value(u)).sum()) for term in self.terms)
+
+    def directions(self, z: Tensor) -> Tensor:
+        """The weights on the gradients that each multiplier stands for, c_i = directions_i lambda_i [m, C, k]."""
+        unit = torch.eye(self.unknowns, dtype=z.dtype)
+        return torch.stack([self._weights(z, one.expand(len(z), -1)) for one in unit], 2)
+
+    def newborn(self, z: Tensor) -> Tensor:
+        """Rows of candidates at coordinates z [b, q] with multipliers as small as can be."""
+        least = z.new_full((len(z), self.unknowns), self.multipliers.floor or 0.0)
+        return torch.cat([z, self.multipliers.unknown(least)], 1)
+
+    def refitted(self, row: Tensor) -> Tensor:
+        """Rows whose multipliers solve least squares, none below its floor, where that lowers the loss."""
+        z, a = self._split(row)
+        m, k = a.shape
+        if not m:
+            return row
+        head, rows = self.directions(z), self.equation.rows(z)
+        gram = rows.gram()
+        shared = m * head.shape[1] // len(gram)
+        gram = torch.kron(gram, torch.eye(shared, dtype=z.dtype)).view(m, head.shape[1], m, head.shape[1])
+        gram = torch.einsum("ick,icjd,jdl->ikjl", head, gram, head).reshape(m * k, m * k)
+        right = torch.einsum("ick,ic->ik", head, rows.inner(self.equation.target())).flatten()
+        low = self.multipliers.floor
+        if low is None:
+            found = solved(gram_solver(gram), right)
+        else:
+            found = least_squares_above(gram, right, self._weighed(torch.full_like(a, low)).flatten())
+        share = 1.0 if self.share is None else self.share[:, None]
+        other = torch.cat([z, self.multipliers.unknown(found.view(m, k) / share)], 1)
+        return other if self.at(other).loss < self.at(row).loss else row

@@ -50,15 +50,25 @@ def free_of_signs(gram: Tensor, right: Tensor, signs: Tensor) -> Tensor:
     Returns:
         A mask [k]; the minimiser is the unconstrained one on these unknowns.
     """
+    infinite = torch.full_like(right, torch.inf)
+    low, high = torch.where(signs > 0, 0.0, -infinite), torch.where(signs < 0, 0.0, infinite)
+    return (signs == 0) | (_bounded(gram, right, low, high) * signs > 0)
+
+
+def least_squares_above(gram: Tensor, right: Tensor, low: Tensor) -> Tensor:
+    """The minimiser c [k] of |t - Phi' c|^2 with c >= low, from G = Phi Phi' [k, k] and Phi t [k]; low is [k]."""
+    return low + _bounded(gram, right - gram @ low, torch.zeros_like(low), torch.full_like(low, torch.inf))
+
+
+def _bounded(gram: Tensor, right: Tensor, low: Tensor, high: Tensor) -> Tensor:
+    """The minimiser within bounds that are 0 or infinite, which scaling of the unknowns leaves as they are."""
     scale = gram.diagonal().clamp_min(torch.finfo(gram.dtype).tiny).rsqrt()
     values, vectors = torch.linalg.eigh(scale[:, None] * gram * scale)
     keep = values > 1e-12 * values[-1]
     root = values[keep].sqrt()[:, None] * vectors[:, keep].T
     aim = values[keep].rsqrt() * ((scale * right) @ vectors[:, keep])
-    infinite = torch.full_like(right, torch.inf)
-    low, high = torch.where(signs > 0, 0.0, -infinite), torch.where(signs < 0, 0.0, infinite)
     found = lsq_linear(root.numpy(), aim.numpy(), (low.numpy(), high.numpy()), method="bvls")
-    return (signs == 0) | (torch.from_numpy(found.x) * signs > 0)
+    return scale * torch.from_numpy(found.x)
 
 
 def rank_by_gap(values: Tensor, floor: float, largest: int | None = None) -> tuple[int, float]:

@@ -15,11 +15,18 @@ class Multipliers(Protocol):
     def pace(self) -> float:
         """Multiplier that a = 1 stands for: gradient descent on a moves them pace^2 times as fast."""
 
+    @property
+    def floor(self) -> float | None:
+        """The least that a multiplier should be; None for multipliers of either sign."""
+
     def of(self, a: Tensor) -> Tensor:
         """The multipliers."""
 
-    def penalty(self, a: Tensor) -> Tensor:
-        """What is added to the loss, a number."""
+    def unknown(self, multiplier: Tensor) -> Tensor:
+        """The a of multipliers no smaller than the floor."""
+
+    def penalty(self, a: Tensor, share: Tensor | None) -> Tensor:
+        """What is added to the loss, each candidate weighed by its share [m] (None for 1), a number."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +43,15 @@ class Plain:
         """pace a."""
         return self.pace * a
 
-    def penalty(self, a: Tensor) -> Tensor:
+    @property
+    def floor(self) -> None:
+        """None."""
+
+    def unknown(self, multiplier: Tensor) -> Tensor:
+        """multiplier / pace."""
+        return multiplier / self.pace
+
+    def penalty(self, a: Tensor, share: Tensor | None) -> Tensor:
         """None."""
         return a.new_zeros(())
 
@@ -59,9 +74,19 @@ class Floored:
         """pace a."""
         return self.pace * a
 
-    def penalty(self, a: Tensor) -> Tensor:
+    @property
+    def floor(self) -> float:
+        """`least`."""
+        return self.least
+
+    def unknown(self, multiplier: Tensor) -> Tensor:
+        """multiplier / pace."""
+        return multiplier / self.pace
+
+    def penalty(self, a: Tensor, share: Tensor | None) -> Tensor:
         """The squared shortfall."""
-        return self.weight * (self.least - self.of(a)).relu().square().sum()
+        short = (self.least - self.of(a)).relu().square()
+        return self.weight * (short if share is None else share[:, None] * short).sum()
 
 
 @dataclass(frozen=True)
@@ -80,6 +105,15 @@ class Squares:
         """(pace a)^2 + least."""
         return (self.pace * a).square() + self.least
 
-    def penalty(self, a: Tensor) -> Tensor:
+    @property
+    def floor(self) -> float:
+        """`least`."""
+        return self.least
+
+    def unknown(self, multiplier: Tensor) -> Tensor:
+        """The root, kept off zero, where it would have no slope."""
+        return (multiplier - self.least).clamp_min(1e-6).sqrt() / self.pace
+
+    def penalty(self, a: Tensor, share: Tensor | None) -> Tensor:
         """None is needed."""
         return a.new_zeros(())

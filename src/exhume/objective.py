@@ -11,8 +11,10 @@ from torch import Tensor
 
 from exhume.equations.base import Bound
 from exhume.linalg import free_of_signs, gram_solver, solved
+from exhume.lineage import Lineage
 from exhume.spaces import Space
 from exhume.terms import Term
+from exhume.view import View
 
 
 @dataclass(frozen=True, eq=False)
@@ -38,7 +40,7 @@ class Point:
 
 @dataclass(frozen=True, eq=False)
 class Objective:
-    """L(z) = min_c |t - Phi(z)' c|^2 / |t|^2 + sum_i sum_terms term(u_i).
+    """L(z) = min_c |t - Phi(z)' c|^2 / |t|^2 + sum_i share_i sum_terms term(u_i).
 
     Args:
         equation: a bound equation.
@@ -46,6 +48,7 @@ class Objective:
         terms: priors.
         signs: prescribed signs of the multipliers at z, -1, 0 (free) or 1 [m, k]; None leaves all free.
         cutoff: relative eigenvalue cut-off of the elimination.
+        share: of each candidate, see `Lineage` [m]; None for 1.
     """
 
     equation: Bound
@@ -53,6 +56,11 @@ class Objective:
     terms: tuple[Term, ...] = ()
     signs: Callable[[Tensor], Tensor] | None = None
     cutoff: float = 1e-12
+    share: Tensor | None = None
+
+    def of(self, lineage: Lineage) -> Objective:
+        """The same for other candidates."""
+        return replace(self, share=lineage.share)
 
     def aimed_at(self, target: Tensor) -> Objective:
         """The same objective with another target t [P]."""
@@ -73,7 +81,7 @@ class Objective:
         coef = coef + solved(factor, rows.inner(residual))
         residual = target - rows.contribution(coef)
         misfit = (float(residual @ residual) + equation.outside) / equation.energy
-        penalty = sum(float(term.value(self.space.expand(z)).sum()) for term in self.terms)
+        penalty = sum(float(self._weighed(term.value(self.space.expand(z))).sum()) for term in self.terms)
         return Point(z, coef, residual, misfit, misfit + penalty, factor)
 
     def _eliminate(self, z: Tensor, gram: Tensor, right: Tensor) -> Tensor:
@@ -86,6 +94,10 @@ class Objective:
         part = gram_solver(gram[free][:, free], self.cutoff)
         return part.new_zeros(len(gram), part.shape[1]).index_put((free.nonzero()[:, 0],), part)
 
+    def _weighed(self, values: Tensor) -> Tensor:
+        """Each candidate's values [m, ...] times its share."""
+        return values if self.share is None else torch.einsum("m,m...->m...", self.share, values)
+
     def gradient(self, point: Point) -> Tensor:
         """dL/dz [m, q]; the multipliers are optimal, so they are held fixed."""
         gradient = -2 / self.equation.energy * self.equation.vjp(point.z, point.coef, point.residual)
@@ -94,7 +106,7 @@ class Objective:
         with torch.enable_grad():
             leaf = point.z.detach().requires_grad_()
             u = self.space.expand(leaf)
-            penalty = torch.stack([term.value(u).sum() for term in self.terms]).sum()
+            penalty = torch.stack([self._weighed(term.value(u)).sum() for term in self.terms]).sum()
             return gradient + torch.autograd.grad(penalty, leaf)[0]
 
     def hessian(self, point: Point) -> Tensor:
@@ -109,7 +121,7 @@ class Objective:
         index = torch.arange(m)
         u = self.space.expand(point.z)
         for term in self.terms:
-            blocks[index, :, index] += term.curvature(u, self.space)
+            blocks[index, :, index] += self._weighed(term.curvature(u, self.space))
         return hessian
 
     def curvatures(self, point: Point) -> Tensor:
@@ -128,7 +140,24 @@ class Objective:
             moved = moved - rows.contribution(solved(point.factor, rows.inner(moved)))
             out = scale * slope.vjp(moved)
             for term in self.terms:
-                out = out + term.curvature_product(u, self.space, direction)
+                out = out + self._weighed(term.curvature_product(u, self.space, direction))
             return out
 
         return product
+
+    def view(self, row: Tensor) -> View:
+        """The candidates at coordinates [m, q] as moves see them."""
+        point = self.at(row)
+        share = row.new_ones(len(row)) if self.share is None else self.share
+        scale = 1 / self.equation.energy
+        return View(
+            self.equation, self.space, self.terms, share, row, point.coef, point.residual, scale, point.loss
+        )
+
+    def newborn(self, z: Tensor) -> Tensor:
+        """Rows of candidates at coordinates z [b, q]."""
+        return z
+
+    def refitted(self, row: Tensor) -> Tensor:
+        """The same: the multipliers are always solved for."""
+        return row

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
 from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
-from exhume.descent import Adam, Anneal, Descent, Drawn, Eliminated, Lazy, Momentum, Solved
+from exhume.descent import Anneal, Descent, Drawn, Eliminated, Solved
 from exhume.equations.column import Column
 from exhume.equations.feature import Feature
 from exhume.equations.span import EquationWeights, Span
+from exhume.errors import ExhumeError
 from exhume.heads import EveryClass, Labelled, RunnerUp
 from exhume.inversion import ClassScore
 from exhume.kkt import KKTAttack
 from exhume.moves.corners import Corners
+from exhume.moves.growth import Growth
 from exhume.moves.guide import Leverage
+from exhume.moves.policy import published, scaled
 from exhume.moves.polish import Polish
 from exhume.multipliers import Floored, Plain, Squares
+from exhume.optimisers import Adam, Lazy, Momentum
 from exhume.rows import FirstRows
 
 Attack = SpanAttack | Descent | AlgebraAttack | KKTAttack | FirstRows
 LOO_STEPS = 80_001  # of the published code
+MOVES = ("none", "scaled", "published")
 
 
 def exhume(samples: int | None = None) -> SpanAttack:
@@ -347,6 +352,38 @@ def naive(
         wall=1.0,
         floor=float("-inf"),
         forgotten=True,
+    )
+
+
+def moving(attack: Attack, moves: str) -> Attack:
+    """The same attack with its candidates moved while it runs (`docs/splitting.md`).
+
+    "scaled": verified splits, growth, merging and pruning; an attack with random starts grows its candidates instead.
+    "published": sample splitting as published, for descents alone.
+
+    Args:
+        attack: a preset.
+        moves: "none", "scaled" or "published".
+
+    Raises:
+        ExhumeError: the attack has no candidates that this could move.
+    """
+    if moves == "none":
+        return attack
+    if isinstance(attack, SpanAttack) and moves == "scaled":
+        return replace(attack, restart=Growth())
+    if isinstance(attack, KKTAttack):
+        descent = moving(attack.descent, moves)
+        assert isinstance(descent, Descent)
+        return replace(attack, descent=descent)
+    if isinstance(attack, Descent) and not isinstance(attack.equation, ClassScore):
+        if moves == "published":
+            return replace(attack, moves=published(min(20_000, max(attack.steps // 4, 1))))
+        free = not isinstance(attack.multipliers, Drawn) or attack.multipliers.kind.floor is None
+        return replace(attack, moves=scaled(max(attack.steps // 40, 1), signs_free=free))
+    raise ExhumeError(
+        f"moves {moves!r} need an attack whose candidates can be moved so, but {attack.name!r} is none;"
+        " leave [attack] moves out, or name another attack"
     )
 
 

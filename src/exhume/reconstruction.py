@@ -9,6 +9,7 @@ from torch import Tensor
 from exhume.ambiguity import Ambiguity
 from exhume.candidates import Candidates
 from exhume.certificate import Certificate
+from exhume.lineage import Lineage
 
 
 @dataclass(frozen=True, eq=False)
@@ -33,6 +34,7 @@ class Reconstruction:
         certificate: which candidates are real, as far as the weights alone can tell.
         expected: the number of samples the attack was told, or None.
         ambiguity: what its equations cannot tell of a sample, or None if it declares nothing.
+        lineage: where every candidate came from, in the order of the candidates; None where none was moved.
     """
 
     attack: str
@@ -52,6 +54,7 @@ class Reconstruction:
     certificate: Certificate | None = None
     expected: int | None = None
     ambiguity: Ambiguity | None = None
+    lineage: Lineage | None = None
 
     @property
     def x(self) -> Tensor:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, Self, TypeVar
+from typing import Annotated, Any, Literal, Self, TypeVar
 
 import numpy as np
 import torch
@@ -181,10 +181,11 @@ class DataTable(Table):
 
 
 class AttackTable(Table):
-    """[attack]: names of attacks (None: our own that apply) and the number of training rows, if known."""
+    """[attack]: names of attacks (None: our own that apply), the number of training rows, if known, and moves."""
 
     names: list[str] | None = None
     samples: Count | None = None
+    moves: Literal["none", "scaled", "published"] = "none"
 
 
 class TargetFile(Table):

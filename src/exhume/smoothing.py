@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from exhume.evidence import Evidence
 from exhume.functional import Elementwise, Smoothing, stand_in
 
 _RELU = {F.relu, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_}
@@ -63,3 +64,16 @@ def smoothed_forward(
             return forward(params, u)
 
     return smooth
+
+
+def typical(evidence: Evidence, u: Tensor) -> float:
+    """Root mean square of the first layer's pre-activations at inputs u [m, d], 1 where no first layer is known.
+
+    Slopes of a softplus are told in units of one over this.
+    """
+    chain = evidence.chain
+    if chain is None or not len(u):
+        return 1.0
+    weight, name = evidence.final[chain.weights[0]].double(), chain.biases[0]
+    pre = F.linear(u, weight, None if name is None else evidence.final[name].double())
+    return float(pre.square().mean().sqrt().clamp_min(1e-12))

@@ -23,6 +23,8 @@ from exhume.report.data import (
     CertificateResult,
     Group,
     Layer,
+    LifeResult,
+    LineageResult,
     MatchedResult,
     Outcome,
     Report,
@@ -62,6 +64,7 @@ def attack_result(found: Reconstruction, matches: Matches | None = None) -> Atta
         per_sample=_samples(found, matches),
         error=None,
         ambiguity=_ambiguity(found),
+        lineage=_lineage(found),
     )
 
 
@@ -168,6 +171,14 @@ def _target(evidence: Evidence, features: Sequence[str]) -> Target:
 def _ambiguity(found: Reconstruction) -> AmbiguityResult | None:
     told = found.ambiguity
     return None if told is None else AmbiguityResult(sign=told.sign, scale=told.scale, reasons=told.reasons)
+
+
+def _lineage(found: Reconstruction) -> LineageResult | None:
+    told = found.lineage
+    if told is None:
+        return None
+    lives = tuple(LifeResult(**asdict(life)) for life in told.lives)
+    return LineageResult(ids=told.ids, lives=lives, steps=found.steps, cost=told.steps(found.steps))
 
 
 def _certificate(found: Reconstruction) -> CertificateResult | None:

@@ -189,6 +189,32 @@ class Sample(_Plain):
     certified: bool | None
 
 
+class LifeResult(_Plain):
+    """One candidate from its birth to its end; fields as in `exhume.lineage.Life`."""
+
+    candidate: int
+    parent: int | None
+    born: int
+    move: Text
+    ended: int | None
+
+
+class LineageResult(_Plain):
+    """Where the candidates of an attack that moved them came from.
+
+    Args:
+        ids: number of each candidate, most important first.
+        lives: every candidate there ever was, in order of birth.
+        steps: solver steps until the end.
+        cost: candidate-steps, with what the moves took.
+    """
+
+    ids: tuple[int, ...]
+    lives: tuple[LifeResult, ...]
+    steps: int
+    cost: int
+
+
 class AttackResult(_Plain):
     """What one attack did; one that failed has an `error` and no numbers.
 
@@ -212,6 +238,7 @@ class AttackResult(_Plain):
         per_sample: one entry for each candidate.
         error: message of the error that ended the attack.
         ambiguity: what its equations cannot tell of a sample, if it says so.
+        lineage: where its candidates came from, if they were moved.
     """
 
     name: Text
@@ -233,6 +260,7 @@ class AttackResult(_Plain):
     per_sample: tuple[Sample, ...]
     error: Text | None
     ambiguity: AmbiguityResult | None = None
+    lineage: LineageResult | None = None
 
 
 class Report(_Plain):

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from exhume.reconstruction import Reconstruction
 from exhume.report.data import AmbiguityResult, AttackResult, Group, Report
 from exhume.report.gallery import Gallery, control_errors, gallery
-from exhume.report.pictures import error_chart, loss_chart, spectrum_chart
+from exhume.report.pictures import error_chart, lineage_chart, loss_chart, spectrum_chart
 from exhume.truth import Truth
 
 if TYPE_CHECKING:
@@ -36,6 +36,7 @@ class Section:
         loss: chart of the loss of each step.
         spectrum: chart of the singular values of the first-layer change.
         errors: chart of the errors of training and control rows.
+        lineage: chart of where the candidates came from.
     """
 
     result: AttackResult
@@ -43,6 +44,7 @@ class Section:
     loss: str | None
     spectrum: str | None
     errors: str | None
+    lineage: str | None
 
     @property
     def groups(self) -> tuple[Group, ...]:
@@ -103,6 +105,7 @@ def _section(
         loss=loss_chart(result.trace, result.trace_length, f"loss{index}"),
         spectrum=spectrum_chart(result.spectrum, result.spectrum_length, result.rank, f"spectrum{index}"),
         errors=errors,
+        lineage=lineage_chart(result.lineage, f"lineage{index}"),
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+import itertools
 import math
 import re
 from collections.abc import Sequence
@@ -11,11 +12,13 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
-from exhume.report.data import SPECTRUM_LIMIT, TRACE_LIMIT, kept
+from exhume.lineage import START
+from exhume.report.data import SPECTRUM_LIMIT, TRACE_LIMIT, LifeResult, LineageResult, kept
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
 # matplotlib is given colours that no chart needs, and the page's own replace them afterwards.
 PAGE_COLOURS = {
@@ -121,6 +124,52 @@ def error_chart(
     return _svg(figure, key)
 
 
+def lineage_chart(lineage: LineageResult | None, key: str) -> str | None:
+    """Draw the life of every candidate as a line from birth to end, tied to its parent; None without a lineage.
+
+    Args:
+        lineage: who was born of whom, at which solver step.
+        key: a word that no other chart of the page has.
+    """
+    if lineage is None or not lineage.lives:
+        return None
+    figure, axes = _axes("solver step", "candidate")
+    order = _family_order(lineage.lives)
+    place = {candidate: i for i, candidate in enumerate(order)}
+    moves = list(dict.fromkeys(life.move for life in lineage.lives if life.move != START))
+    for life in lineage.lives:
+        y, end = place[life.candidate], lineage.steps if life.ended is None else life.ended
+        colour = INK if life.ended is None else LINE
+        axes.plot([life.born, end], [y, y], color=colour, linewidth=1)
+        if life.parent is not None:
+            axes.plot([life.born] * 2, [place[life.parent], y], color=LINE, linewidth=0.7)
+    for move, marker in zip(moves, itertools.cycle("o^sDvP")):
+        born = [(life.born, place[life.candidate]) for life in lineage.lives if life.move == move]
+        axes.plot(
+            *zip(*born, strict=True), color=ACCENT, marker=marker, markersize=3, linewidth=0, label=move
+        )
+    axes.yaxis.set_major_locator(_integers())
+    if moves:
+        axes.legend(
+            loc="lower left", bbox_to_anchor=(0, 1), ncols=3, frameon=False, labelcolor=INK, borderpad=0
+        )
+    return _svg(figure, key)
+
+
+def _family_order(lives: Sequence[LifeResult]) -> list[int]:
+    """Candidates with their descendants beside them."""
+    children: dict[int | None, list[int]] = {}
+    for life in lives:
+        children.setdefault(life.parent, []).append(life.candidate)
+    order: list[int] = []
+    todo = children.get(None, [])[::-1]
+    while todo:
+        one = todo.pop()
+        order.append(one)
+        todo += children.get(one, [])[::-1]
+    return order
+
+
 def _sorted_curve(axes: Axes, errors: Sequence[float], colour: str, marker: str, name: str) -> None:
     best = sorted(max(error, LEAST_ERROR) for error in errors)
     ranks = range(1, len(best) + 1)
@@ -132,15 +181,20 @@ def _positive(values: Sequence[float | None], index: Sequence[int], first: int) 
     return [(i + first, v) for i, v in zip(index, values, strict=True) if v is not None and v > 0]
 
 
+def _integers() -> MaxNLocator:
+    from matplotlib.ticker import MaxNLocator
+
+    return MaxNLocator(integer=True)
+
+
 def _axes(x: str, y: str) -> tuple[Figure, Axes]:
     from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")
     axes = figure.add_subplot()
     axes.set_xlabel(x, color=MUTED)
     axes.set_ylabel(y, color=MUTED)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(_integers())
     axes.tick_params(which="both", color=LINE, labelcolor=MUTED)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color(LINE)

@@ -23,19 +23,20 @@ class LazyAdam(torch.optim.Optimizer):
         self, leaf: Tensor, lr: float, betas: tuple[float, float] = (0.9, 0.999), eps: float = 1e-8
     ) -> None:
         super().__init__([leaf], {"lr": lr, "betas": betas, "eps": eps})
-        self.first, self.second, self.count = (torch.zeros_like(leaf) for _ in range(3))
+        self.state[leaf] = {key: torch.zeros_like(leaf) for key in ("first", "second", "count")}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> Any:
         """Move every number whose gradient is not 0."""
         group = self.param_groups[0]
         leaf, (a, b) = group["params"][0], group["betas"]
+        first, second, count = (self.state[leaf][key] for key in ("first", "second", "count"))
         moving = leaf.grad != 0
         gradient = leaf.grad[moving]
-        self.count[moving] += 1
-        self.first[moving] = a * self.first[moving] + (1 - a) * gradient
-        self.second[moving] = b * self.second[moving] + (1 - b) * gradient.square()
-        first = self.first[moving] / (1 - a ** self.count[moving])
-        second = self.second[moving] / (1 - b ** self.count[moving])
-        leaf[moving] -= group["lr"] * first / (second.sqrt() + group["eps"])
+        count[moving] += 1
+        first[moving] = a * first[moving] + (1 - a) * gradient
+        second[moving] = b * second[moving] + (1 - b) * gradient.square()
+        ahead = first[moving] / (1 - a ** count[moving])
+        size = (second[moving] / (1 - b ** count[moving])).sqrt()
+        leaf[moving] -= group["lr"] * ahead / (size + group["eps"])
         return None if closure is None else closure()
