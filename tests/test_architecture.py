@@ -14,8 +14,8 @@ import exhume
 ROOT = Path(exhume.__file__).parent
 ABOVE = {  # the attacker's side of the firewall: these names, and every module of these packages
     "errors", "evidence", "checkpoints", "schema", "candidates", "functional", "dense", "linalg", "change", "spaces",
-    "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "snapshot", "certificate",
-    "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent", "clock", "nulls",
+    "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "published", "snapshot",
+    "certificate", "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent", "clock", "nulls",
     "assumptions", "cost", "hermite", "ambiguity", "smoothing", "heads", "multipliers", "inversion", "rows", "kkt",
     "lineage", "view", "lanczos", "optimisers",
 }  # fmt: skip
