@@ -15,9 +15,9 @@ ROOT = Path(exhume.__file__).parent
 ABOVE = {  # the attacker's side of the firewall: these names, and every module of these packages
     "errors", "evidence", "checkpoints", "schema", "candidates", "functional", "dense", "linalg", "change", "spaces",
     "terms", "objective", "equations", "solvers", "moves", "attack", "presets", "published", "snapshot",
-    "certificate", "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent", "clock", "nulls",
+    "certificate", "regime", "algebra", "algebraic", "reconstruction", "survey", "joint", "batches", "descent",
     "assumptions", "cost", "hermite", "ambiguity", "smoothing", "heads", "multipliers", "inversion", "rows", "kkt",
-    "lineage", "view", "lanczos", "optimisers",
+    "lineage", "view", "lanczos", "optimisers", "clock", "nulls",
 }  # fmt: skip
 BELOW = {
     "matching", "metrics", "targets", "verdict", "report", "cli", "audit", "victims", "defences", "sweep", "demo",
