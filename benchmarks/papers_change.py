@@ -119,6 +119,7 @@ def main() -> None:
     parser.add_argument("--full", action="store_true", help="the published number of steps")
     parser.add_argument("--seeds", type=int, default=None)
     parser.add_argument("--victims", nargs="+", default=["one layer", "one norm", "two layers"])
+    parser.add_argument("--deep", type=int, default=None, help="steps of the descent on two hidden layers")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path, help="write the reconstruction curves here")
     chosen = parser.parse_args()
@@ -126,6 +127,7 @@ def main() -> None:
     length = Lengths(4000, 600, 4000) if chosen.quick else Lengths(8000, 4000, 20_000)
     if chosen.full:
         length = Lengths(80_001, 80_001, 1_000_000)
+    length = replace(length, deep=chosen.deep or length.deep)
     rows: list[Row] = []
     curves: list[tuple[str, str, list[float]]] = []
     for seed in range(seeds):

@@ -17,7 +17,6 @@ from exhume.descent import Descent
 from exhume.equations.part import split
 from exhume.equations.span import Span
 from exhume.evidence import Evidence
-from exhume.linalg import rank_by_gap
 from exhume.moves.corners import Corners, Found, independent
 from exhume.moves.guide import Leverage, by_leverage
 from exhume.objective import Objective
@@ -25,12 +24,15 @@ from exhume.reconstruction import Reconstruction
 from exhume.spaces import Space, subspace
 from exhume.survey import survey
 
-GAP = 10.0  # a smaller drop in the spectrum is no rank
+GAP, CLEAR = (
+    10.0,
+    100.0,
+)  # a smaller drop in the spectrum is no rank; one that is not the largest must be clear
 NORMS = (0.2, 5.0)  # of a model input, relative to the estimate
 AGREE = 0.01  # relative distance within which two searches found the same corner
 NOTE = (
     "A corner by accident has as many active bounds as the row space has dimensions; a certified candidate has twice"
-    " as many, was found again from other hidden units, and has the margin that a training sample has."
+    " as many, was found again from other hidden units, and unless labels are real has the margin of a sample."
 )
 
 
@@ -78,8 +80,13 @@ def row_space(evidence: Evidence, samples: int | None, units: Tensor | None = No
     # The last singular value over rounding is no gap: what is left of the initialisation has full rank.
     most = min(len(values) - 1, samples or len(values))
     floor = float(torch.finfo(evidence.stored_dtype).eps * values[0])
-    rank, gap = rank_by_gap(values, floor, most)
-    if rank == 0 or gap < GAP or rank >= min(rows.shape) - 1:
+    clipped = values.clamp_min(floor)
+    drops = clipped[:most] / clipped[1 : most + 1]
+    # Weak samples come after large drops too: the last clear one counts, and where none is clear the largest.
+    clear = (drops >= CLEAR).nonzero()[:, 0]
+    last = int(clear[-1]) if len(clear) else int(drops.argmax())
+    rank, gap = last + 1, float(drops[last])
+    if gap < GAP or float(values[0]) <= floor or rank >= min(rows.shape) - 1:
         return None
     space = affine(right[:rank]) if whole else subspace(right[:rank])
     return RowSpace(space, rank, gap, values, whole) if space.basis is not None else None
@@ -138,21 +145,21 @@ class KKTAttack:
         evidence, box = replace(evidence, init=None), evidence.input.box()
         rows = None if evidence.chain is None or box is None else row_space(evidence, self.samples)
         if rows is None or box is None:
-            return self._descend(evidence, seed, budget, observer)
+            why = "no corners were sought: no plain dense network, no rank of its first layer, or no range"
+            return self._descend(evidence, seed, budget, observer, why)
         clock = Clock(budget, observer)
         found = self._search(evidence, rows, seed, clock.part(0.5))
         if not len(found.z):
-            return self._descend(evidence, seed, budget, observer)
+            left = None if budget is None else max(budget - clock.elapsed, 0.0)
+            why = f"no corners of the box were found in the row space of the first layer, of rank {rows.rank}"
+            return self._descend(evidence, seed, left, observer, why)
         other = self._search(evidence, rows, seed + WITNESS, clock)
         return self._report(evidence, rows, found, other, seed, clock)
 
     def _descend(
-        self, evidence: Evidence, seed: int, budget: float | None, observer: Observer | None
+        self, evidence: Evidence, seed: int, budget: float | None, observer: Observer | None, why: str
     ) -> Reconstruction:
         found = replace(self.descent, samples=self.samples).run(evidence, seed, budget, observer)
-        why = (
-            "the first layer shows no rank, or the range of the features is not known: no corners were sought"
-        )
         return replace(found, attack=self.name, assumed=(*found.assumed, why))
 
     def _search(self, evidence: Evidence, rows: RowSpace, seed: int, clock: Clock) -> Found:
@@ -208,7 +215,9 @@ class KKTAttack:
         shown = f"the first layer has rank {rows.rank} (singular values drop {rows.gap:.2g}-fold there)"
         notes = [
             *ground.notes,
-            f"{shown}: that many samples were sought" if self.samples is None else shown,
+            f"{shown}: that many samples were sought, where {self.samples} were stated"
+            if self.samples is not None and self.samples != rows.rank
+            else f"{shown}: that many samples were sought",
             f"{len(found.z)} corners of the box in the {'affine hull' if rows.whole else 'span'} were found by"
             f" {found.programs} linear programs; the {len(z)} kept have {int(active.min())} to {int(active.max())}"
             f" active bounds, where {space.dim} would be chance",

@@ -147,6 +147,10 @@ class Corners:
             guide: says where to climb from, and which corners to keep.
         """
         q = space.dim
+        if q == 0 and space.origin is not None:  # one sample, which the space alone determines
+            reach = self.tolerance * (high - low)
+            at_end = ((space.origin - low).abs() < reach) | ((high - space.origin).abs() < reach)
+            return Found(low.new_zeros(1, 0), at_end.sum()[None], 0)
         pool = Pool(
             polytope(space, low, high, self.slack, self.tolerance),
             self.climbs,
@@ -213,7 +217,7 @@ def independent(z: Tensor, apart: float) -> Tensor:
 
 def _even(points: Tensor, direction: Tensor) -> Tensor:
     """The function `direction` of coordinates in which the points have unit covariance: all corners see as much."""
-    covariance = torch.cov(points.T)
+    covariance = torch.cov(points.T).reshape(points.shape[1], -1)
     lift = 1e-9 * float(covariance.diagonal().mean()) + 1e-30  # the corners so far may all be one
     lifted = covariance + lift * torch.eye(len(covariance), dtype=points.dtype)
     factor = torch.linalg.cholesky(lifted)
@@ -242,5 +246,5 @@ def _constant(known: Tensor, count: int, generator: torch.Generator) -> Tensor:
 
 def _homogeneous(z: Tensor) -> Tensor:
     """Rows (z, 1), the 1 in units of the points' size [k, q + 1]."""
-    size = float(z.square().sum(1).mean().sqrt()) if len(z) else 1.0
-    return torch.cat([z, z.new_full((len(z), 1), size)], 1)
+    size = float(z.square().sum(1).mean().sqrt()) if len(z) else 0.0
+    return torch.cat([z, z.new_full((len(z), 1), size or 1.0)], 1)
