@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from exhume import audit, cli, demo, targets
+from exhume import audit, cli, demo, presets, targets
 from exhume.descent import Descent
+from exhume.kkt import KKTAttack
 from exhume.presets import ATTACKS
 from exhume.victims.train import TrainConfig
 from exhume.victims.victim import Case, make_victim
@@ -66,6 +67,11 @@ def test_every_attack_is_the_same_with_truth_files_that_nobody_can_read(monkeypa
 
         def brief(samples: int | None) -> Descent:
             return replace(entry.preset(samples), steps=30)
+
+    elif name == "kkt":
+
+        def brief(samples: int | None) -> KKTAttack:
+            return presets.kkt(samples, steps=30)
 
     monkeypatch.setitem(ATTACKS, name, replace(entry, preset=brief))
 
