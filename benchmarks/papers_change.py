@@ -76,7 +76,7 @@ def arms(n: int, victim: str, length: Lengths) -> Iterator[tuple[str, Attack]]:
         yield f"tansley 2, all layers, {steps:,} steps", presets.tansley(n, layers="all", steps=steps)
 
 
-def victims(seed: int, quick: bool) -> Iterator[tuple[str, Victim]]:
+def victims(seed: int) -> Iterator[tuple[str, Victim]]:
     wide = Case(n=20, hidden=(1000,), seed=seed)
     yield "one layer", make_victim(wide)
     yield "one norm", make_victim(replace(wide, norm=NORM))
@@ -131,7 +131,7 @@ def main() -> None:
     rows: list[Row] = []
     curves: list[tuple[str, str, list[float]]] = []
     for seed in range(seeds):
-        for name, victim in victims(seed, chosen.quick):
+        for name, victim in victims(seed):
             if name not in chosen.victims:
                 continue
             n = victim.case.n

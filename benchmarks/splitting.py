@@ -347,7 +347,7 @@ def grown(setting: Setting, seed: int, budget: float = 120.0) -> Row:
         "status": found.solutions[-1].status,
         "cost": found.lineage.steps(found.step),
     }
-    return row(setting, "policy", seed, objective.space.expand(found.point.z), extra)
+    return row(setting, "growth", seed, objective.space.expand(found.point.z), extra)
 
 
 def started(setting: Setting, seed: int, budget: float) -> Row:

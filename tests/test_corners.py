@@ -79,10 +79,10 @@ def test_a_search_can_be_ended():
 # --- the attack --------------------------------------------------------------------------------------------
 
 
-def planted(x, decayed=True, seed=0, spec=None):
+def planted(x, decayed=True, seed=0, spec=None, sizes=1.0):
     """A net of random weights but for the first layer, sum_i delta_i (x_i, 1), the bias of which may not decay."""
     model = mlp((D, 40, 1), seed=seed)
-    delta = draw(len(x), 40, seed=seed + 1)
+    delta = sizes * draw(len(x), 40, seed=seed + 1)
     delta = delta if decayed else delta - delta.mean(0)
     with torch.no_grad():
         model[1].weight.copy_(delta.T @ x)
@@ -101,6 +101,25 @@ def test_the_row_space_is_the_hull_of_the_samples_where_the_bias_decays():
     other = row_space(planted(x, decayed=False), None)
     assert (other.rank, other.whole, other.space.origin) == (N - 1, False, None)
     assert row_space(Evidence.from_module(mlp((D, 40, 1)), input=InputSpec((D,))), None) is None
+
+
+@pytest.mark.parametrize("n", [1, 2, 3])
+def test_a_few_samples_are_found_too(n):
+    """A point, a segment and a triangle have corners as well."""
+    x = images(n)
+    found = presets.kkt().run(planted(x), seed=3)
+    assert found.rank == n
+    assert float(relative_l2(found.x, x).amin(1).max()) < 1e-8
+
+
+def test_weak_samples_after_a_large_drop_count():
+    """Two samples of a million times the weight of the others do not make a rank of two."""
+    x = images()
+    sizes = torch.tensor([1.0, 1.0, *[1e-6] * (N - 2)]).double()[:, None]
+    evidence = planted(x, sizes=sizes)
+    assert row_space(evidence, None).rank == N
+    found = presets.kkt().run(evidence, seed=3)
+    assert float(relative_l2(found.x, x).amin(1).max()) < 1e-4
 
 
 def test_a_known_number_of_samples_bounds_the_rank():
@@ -182,6 +201,17 @@ def test_an_audit_without_initial_weights_runs_this_attack_and_finds_the_leak():
     outcome = audit.run(bare, audit.Plan(names=audit.own(bare), samples=8, budget=60.0), victim.truth)
     assert outcome.verdict.outcome == "leak"
     assert outcome.matches[0].control.count == 0
+
+
+def test_a_positive_control_whose_attack_breaks_off_has_failed_and_says_so(monkeypatch):
+    victim = make_victim(Case(data="digits", n=8, hidden=(60,), training=TrainConfig(max_steps=50), seed=1))
+
+    def broken(self, *_, **__):
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(type(presets.kkt()), "run", broken)
+    control = positive_control(victim.evidence, victim.truth, presets.kkt(), seed=2)
+    assert not control.succeeded and "broke off: no memory" in control.sentence
 
 
 def test_a_planted_victim_without_initial_weights_is_recovered():

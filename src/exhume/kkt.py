@@ -29,6 +29,7 @@ GAP, CLEAR = (
     100.0,
 )  # a smaller drop in the spectrum is no rank; one that is not the largest must be clear
 NORMS = (0.2, 5.0)  # of a model input, relative to the estimate
+LEAST = 10  # active bounds of a corner that is certified, however few dimensions there are
 AGREE = 0.01  # relative distance within which two searches found the same corner
 NOTE = (
     "A corner by accident has as many active bounds as the row space has dimensions; a certified candidate has twice"
@@ -149,7 +150,7 @@ class KKTAttack:
             return self._descend(evidence, seed, budget, observer, why)
         clock = Clock(budget, observer)
         found = self._search(evidence, rows, seed, clock.part(0.5))
-        if not len(found.z):
+        if not len(independent(found.z, self.corners.apart)):
             left = None if budget is None else max(budget - clock.elapsed, 0.0)
             why = f"no corners of the box were found in the row space of the first layer, of rank {rows.rank}"
             return self._descend(evidence, seed, left, observer, why)
@@ -206,7 +207,7 @@ class KKTAttack:
         if parts is not None:
             fit, held = (equation.bind(evidence, space, ground.decay, None, part) for part in parts)
             certificate = certify(evidence, fit, held, z, everything, point, space.expand(other.z))
-            good = (certificate.agreement < AGREE) & usual & (active >= 2 * (space.dim + 1))
+            good = (certificate.agreement < AGREE) & usual & (active >= self._enough(space))
             certificate = replace(
                 certificate, certified=certificate.certified & good, notes=(*certificate.notes, NOTE)
             )
@@ -245,6 +246,11 @@ class KKTAttack:
             ambiguity=ambiguity(evidence, "all", self.samples, ground),
         )
 
+    @staticmethod
+    def _enough(space: Space) -> int:
+        """Active bounds that no corner has by accident: twice as many as chance, and never a handful."""
+        return max(2 * (space.dim + 1), LEAST)
+
     def _usual(self, evidence: Evidence, space: Space, found: Found, most: int) -> Tensor:
         """Whether the network separates a corner from other classes as far as it does the most active ones [k].
 
@@ -255,7 +261,9 @@ class KKTAttack:
             return torch.ones(len(found.z), dtype=torch.bool)
         margins = margin(evidence.output(space.expand(found.z).view(-1, *evidence.input.shape)))
         best = independent(found.z, self.corners.apart)[:most]
-        ratio = margins / margins[best].median().clamp_min(1e-300)
+        # Where the search has missed samples, the rest of the basis is corners by accident.
+        clear = best[found.active[best] >= self._enough(space)]
+        ratio = margins / margins[clear if len(clear) else best].median().clamp_min(1e-300)
         reach = self.margin_mse if recipe.loss == "mse" else self.margin
         return (ratio < reach) & (ratio > 1 / reach)
 
