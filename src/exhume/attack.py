@@ -281,6 +281,8 @@ class SpanAttack:
             found, runs = self._one_at_a_time(single, ground, part, objective, generator, clock, begin)
             if found is not None:
                 how = f"samples were sought one at a time in {single.where}"
+                if isinstance(self.restart, Growth):
+                    how += ", where no candidates are moved"
                 return Search(found[2], found[0], tuple(runs), how, parts, single)
         first = ground.first
         expected = self.samples or (0 if first is None or first.flat else first.rank)

@@ -13,7 +13,7 @@ from exhume.attack import SpanAttack
 from exhume.descent import Descent
 from exhume.evidence import Evidence
 from exhume.hermite import hermite
-from exhume.kkt import KKTAttack
+from exhume.kkt import KKTAttack, row_space
 from exhume.presets import ATTACKS
 from exhume.regime import Regime, laziness, regimes
 from exhume.rows import FirstRows
@@ -145,11 +145,20 @@ def inspect(evidence: Evidence, samples: int | None = None) -> Inspection:
             how = f"by one descent of {attack.steps:,} steps"
         if isinstance(attack, AlgebraAttack):
             how = "in closed form, where ranks allow"
+        shown = first is not None and first.rank > 0
         if isinstance(attack, KKTAttack):
-            how = "corners of the box in the row space of the first layer, or by one descent"
+            rows = (
+                None
+                if evidence.chain is None or evidence.input.box() is None
+                else row_space(evidence, samples)
+            )
+            how = "by one descent"
+            if rows is not None:
+                how = f"corners of the box in the row space of the first layer, of rank {rows.rank}"
+            shown = rows is not None
         if isinstance(attack, FirstRows):
             how = "nothing: the rows of the first layer are candidates as they are"
-        if samples is None and (first is None or first.rank == 0):
+        if samples is None and not shown:
             how += ", if the number of samples is given ([attack] samples)"
         attacks.append(
             Applicability(name, not gaps, f"needs {' and '.join(gaps)}" if gaps else f"searches {how}")

@@ -223,6 +223,7 @@ class KKTAttack:
             f" {found.programs} linear programs; the {len(z)} kept have {int(active.min())} to {int(active.max())}"
             f" active bounds, where {space.dim} would be chance",
             "the range of the features is exact: samples that do not reach its ends are not found this way",
+            *(["moves were asked for, but corners are not moved"] if self.descent.moves is not None else []),
         ]
         return Reconstruction(
             attack=self.name,
