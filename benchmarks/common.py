@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
+from scipy.stats import t as student
 from torch import Tensor
 
 import exhume
@@ -146,3 +147,10 @@ def _text(value: Value) -> str:
     if value is None:
         return "-"
     return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def interval(differences: list[float]) -> tuple[float, float, float]:
+    """Mean and 95% interval of paired differences (Student)."""
+    values = np.array(differences)
+    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
+    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)

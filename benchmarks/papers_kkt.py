@@ -17,14 +17,12 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from rich.console import Console
 from scipy.optimize import linear_sum_assignment
-from scipy.stats import t as student
 from torch import Tensor
 
-from common import Row, result, show, write
+from common import Row, interval, result, show, write
 from exhume import match, presets
 from exhume.matching import Matches
 from exhume.metrics import relative_l2, ssim_matrix
@@ -140,13 +138,6 @@ def row(name: str, arm: str, seed: int, made: Victim, found: Reconstruction, mat
         "ssim_control": similarities(found.x, truth.control),
         "wrong": wrong,
     }
-
-
-def interval(differences: list[float]) -> tuple[float, float, float]:
-    """Mean and 95% interval of paired differences (Student)."""
-    values = np.array(differences)
-    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return float(values.mean()), float(values.mean() - half), float(values.mean() + half)
 
 
 def compare(name: str, rows: list[Row]) -> None:

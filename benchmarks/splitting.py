@@ -27,10 +27,9 @@ from pathlib import Path
 import numpy as np
 import torch
 from rich.console import Console
-from scipy.stats import t as student
 from torch import Tensor
 
-from common import Row, result, scores, show, write
+from common import Row, interval, result, scores, show, write
 from exhume import match, presets
 from exhume.descent import Descent, Drawn
 from exhume.equations.base import Bound
@@ -378,13 +377,12 @@ def started(setting: Setting, seed: int, budget: float) -> Row:
 # --- what is printed -----------------------------------------------------------------------------------------------
 
 
-def interval(differences: Sequence[float]) -> str:
-    """Mean and 95% interval of paired differences (Student)."""
-    values = np.array(differences)
-    if len(values) < 2:
-        return f"{values.mean():.3g}"
-    half = student.ppf(0.975, len(values) - 1) * values.std(ddof=1) / len(values) ** 0.5
-    return f"{values.mean():+.3f} [{values.mean() - half:+.3f}, {values.mean() + half:+.3f}]"
+def told(differences: Sequence[float]) -> str:
+    """Mean and 95% interval of paired differences, in words."""
+    if len(differences) < 2:
+        return f"{differences[0]:.3g}"
+    mean, low, high = interval(list(differences))
+    return f"{mean:+.3f} [{low:+.3f}, {high:+.3f}]"
 
 
 def compare(rows: list[Row]) -> list[Row]:
@@ -413,9 +411,9 @@ def compare(rows: list[Row]) -> list[Row]:
                     "setting": case,
                     "arm": arm,
                     "seeds": len(these),
-                    "error - no split": interval(apart("error")),
-                    "matched - no split": interval(apart("matched_train")),
-                    "log10 loss ratio": interval(logs),
+                    "error - no split": told(apart("error")),
+                    "matched - no split": told(apart("matched_train")),
+                    "log10 loss ratio": told(logs),
                     "cost ratio": float(np.mean(ratio)),
                     "control matched": sum(int(str(r["matched_control"])) for r in these),
                 }

@@ -633,7 +633,8 @@ def test_mirrored_candidates_are_turned_over():
     made = Objective(Span((1.0,)).bind(victim.evidence, ground.space, ground.decay), ground.space)
     wrong = victim.train * torch.tensor([1.0, -1.0, 1.0, -1.0, -1.0]).double()[:, None]
     before = state(made, wrong + 0.01 * draw(5, 12))
-    found = Mirror().propose(before)
-    assert rho(found.row, victim.train) < 0.02 and found.gain > 0
+    found = Mirror().turned(before)
+    assert rho(found.row, victim.train) < 0.02
+    assert made.at(found.row).loss < made.at(before.row).loss
     assert found.source.tolist() == [0, 2, -1, -1, -1]
-    assert Mirror().propose(replace(before, row=victim.train)) is None
+    assert Mirror().turned(replace(before, row=victim.train)) is None

@@ -74,21 +74,20 @@ def on_sphere(space: Space, z: Tensor) -> Tensor:
     return space.expand(z).norm(dim=1) >= space.radius[1] * (1 - 1e-9)
 
 
-def lowest(view: View, steps: int, start: Tensor | None = None) -> Ends:
+def lowest(view: View, steps: int) -> Ends:
     """The lowest eigenpair of each splitting matrix, from directions known to be near it, if any [m, q]."""
-    return _end(view, splitting_product(view), steps, start)
+    return _end(view, splitting_product(view), steps)
 
 
-def largest(view: View, steps: int, start: Tensor | None = None) -> Ends:
+def largest(view: View, steps: int) -> Ends:
     """The largest eigenpair of each splitting matrix."""
     product = splitting_product(view)
-    found = _end(view, lambda v: -product(v), steps, start)
+    found = _end(view, lambda v: -product(v), steps)
     return Ends(-found.value, found.vector, found.residual, found.work)
 
 
-def _end(view: View, product: Callable[[Tensor], Tensor], steps: int, start: Tensor | None) -> Ends:
-    if start is None:
-        start = torch.randn(view.z.shape, generator=torch.Generator().manual_seed(0), dtype=view.z.dtype)
+def _end(view: View, product: Callable[[Tensor], Tensor], steps: int) -> Ends:
+    start = torch.randn(view.z.shape, generator=torch.Generator().manual_seed(0), dtype=view.z.dtype)
     pairs = lanczos(product, start, steps)
     work = 2 * len(view.z) * pairs.values.shape[1]  # a product costs about two gradients
     return Ends(pairs.values[:, 0], pairs.vectors[:, 0], pairs.residuals[:, 0], work)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from exhume.moves.base import Change, Proposal, State, joined, kept, proposal
+from exhume.moves.base import Change, State, joined, kept
 from exhume.moves.reduce import needed
 
 
@@ -27,15 +27,6 @@ class Mirror:
 
     opposite: float = -0.9
     name: str = "mirror"
-
-    def propose(self, state: State) -> Proposal | None:
-        """The better sides, if the loss falls at once."""
-        change = self.turned(state)
-        if change is None:
-            return None
-        said = f"{int((change.source < 0).sum())} candidates were mirrored"
-        made = proposal(state, self.name, change, 3 * len(state.row), said)
-        return made if made.gain > 0 else None
 
     def turned(self, state: State) -> Change | None:
         """The better sides, whatever the loss then is; None where no candidate is turned over."""
