@@ -31,7 +31,7 @@ from torch import Tensor
 
 from common import Row, interval, result, scores, show, write
 from exhume import match, presets
-from exhume.descent import Descent, Drawn
+from exhume.descent import Descent
 from exhume.equations.base import Bound
 from exhume.equations.span import Span
 from exhume.evidence import Evidence
@@ -273,8 +273,7 @@ def by_descent(setting: Setting, seed: int) -> Iterator[Row]:
 
 def under_policy(attack: Descent) -> Descent:
     """The attack under the default policy, which looks ten times."""
-    free = not isinstance(attack.multipliers, Drawn) or attack.multipliers.kind.floor is None
-    return replace(attack, moves=scaled(attack.steps // 10, signs_free=free))
+    return replace(attack, moves=scaled(attack.steps // 10, signs_free=attack.signs_free))
 
 
 # --- our solver ----------------------------------------------------------------------------------------------------

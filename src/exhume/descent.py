@@ -173,6 +173,11 @@ class Descent:
     forgotten: bool = False
     moves: Schedule | None = None
 
+    @property
+    def signs_free(self) -> bool:
+        """Whether multipliers may have either sign."""
+        return not isinstance(self.multipliers, Drawn) or self.multipliers.kind.floor is None
+
     def missing(self, evidence: Evidence) -> tuple[str, ...]:
         """What the attack needs and the evidence lacks."""
         gaps = []

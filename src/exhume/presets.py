@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from exhume.algebraic import AlgebraAttack
 from exhume.attack import SpanAttack
-from exhume.descent import Anneal, Descent, Drawn, Eliminated
+from exhume.descent import Anneal, Descent, Eliminated
 from exhume.equations.column import Column
 from exhume.equations.feature import Feature
 from exhume.equations.span import EquationWeights, Span
@@ -131,8 +131,7 @@ def moving(attack: Attack, moves: str) -> Attack:
     if isinstance(attack, Descent) and not isinstance(attack.equation, ClassScore):
         if moves == "published":
             return replace(attack, moves=published(min(20_000, max(attack.steps // 4, 1))))
-        free = not isinstance(attack.multipliers, Drawn) or attack.multipliers.kind.floor is None
-        return replace(attack, moves=scaled(max(attack.steps // 40, 1), signs_free=free))
+        return replace(attack, moves=scaled(max(attack.steps // 40, 1), signs_free=attack.signs_free))
     raise ExhumeError(
         f"moves {moves!r} need an attack whose candidates can be moved so, but {attack.name!r} is none;"
         " leave [attack] moves out, or name another attack"
