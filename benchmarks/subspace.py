@@ -32,7 +32,7 @@ from exhume.victims.nets import mlp
 from exhume.victims.train import TrainConfig, train
 
 D, RANK = 60, 30
-N = 40  # above the rank, so that the drop of the spectrum is that of the data and not of their number
+N = 32  # above the rank, so that the drop of the spectrum is that of the data and not of their number
 COLUMNS = {key: key for key in ("case", "width", "p / (n r)", "p / (n d)", "arm", "seed", "rho", "matched",
                                 "control", "misfit", "seconds")}  # fmt: skip
 
@@ -171,16 +171,17 @@ def main() -> None:
     )
     parser.add_argument("--quick", action="store_true", help="two widths, one depth, one seed")
     parser.add_argument("--seeds", type=int, default=None)
+    parser.add_argument("--depths", type=int, nargs="+", default=None)
     parser.add_argument("--steps", type=int, default=None, help="of Algorithms 1 and 2 (default 20,000)")
-    parser.add_argument("--budget", type=float, default=60.0, help="seconds an attack may take")
+    parser.add_argument("--budget", type=float, default=90.0, help="seconds an attack may take")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--plot", type=Path)
     chosen = parser.parse_args()
     seeds = chosen.seeds or (1 if chosen.quick else 3)
     steps = chosen.steps or (2000 if chosen.quick else 20_000)
-    widths = (1200, 2400) if chosen.quick else (600, 1200, 2400, 4800)
+    widths = (1920, 3840) if chosen.quick else (960, 1920, 3840, 7680)
     rows: list[Row] = []
-    for depth in (2,) if chosen.quick else (2, 3, 5):
+    for depth in chosen.depths or ((2,) if chosen.quick else (2, 3, 5)):
         # Beyond two layers the hidden ones are square: the widest would not fit two cores.
         for width in widths if depth == 2 else widths[:2]:
             for seed in range(seeds):

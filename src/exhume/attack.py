@@ -25,6 +25,7 @@ from exhume.lineage import Lineage
 from exhume.moves.growth import Growth
 from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
+from exhume.moves.readings import Readings, readings
 from exhume.moves.refine import refine
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import SubspaceSearch
@@ -172,21 +173,29 @@ class SpanAttack:
             final = place(
                 everything, final.point.z, None, self._solver(evidence), partial(clock.tick, "second fit")
             )
-        certificate = None
+        certificate, read = None, Readings.none(point.z)
         if found.parts is not None:
             fit, held = (self._objective(evidence, ground, part).equation for part in found.parts)
             others = [ground.space.expand(search.point.z) for search in searches if search is not found]
             if ground.reduced and ground.first is not None:
+                read = readings(ground.space, ground.first.exclusive, fit, held, point.z)
                 others.append(ground.first.exclusive)
+            if len(read.z):
+                notes.append(
+                    f"{len(read.z)} candidates are as single neurons, which only they activated, give them away"
+                )
+                final = replace(final, point=everything.at(read.place(final.point.z)))
             witnesses = torch.cat([point.z.new_zeros(0, evidence.input.size), *others])
-            certificate = certify(evidence, fit, held, point.z, everything, final.point, witnesses)
+            certificate = certify(
+                evidence, fit, held, read.place(point.z), everything, final.point, witnesses
+            )
         polished = self._polish(evidence, ground, found.single, final.point, notes, clock)
         if polished is not None:
             before, after = (ground.space.expand(z) for z in (final.point.z, polished.z))
             by = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
             if certificate is not None:
                 certificate = certificate.polished(polished.left, by)
-            final = replace(final, point=everything.at(polished.z))
+            final = replace(final, point=everything.at(read.place(polished.z)))
         runs = [run for search in searches for run in search.runs]
         lineage = found.lineage
         return self._report(

@@ -95,7 +95,7 @@ def tansley(
     by projected gradient descent on both; Algorithm 2 searches the row space of the first-layer change, which a plain
     dense network has; Algorithm 1 takes any model, by the last layer one that ends in a linear layer. The paper's
     settings are not published in anything readable; here multipliers start at their least-squares values, and
-    momentum is 0.9 at a rate of 0.1 over the largest curvature at the start.
+    momentum is 0.9 at a rate of one over the largest curvature at the start, a quarter of what is stable there.
 
     Args:
         samples: number of training samples n.
@@ -108,7 +108,7 @@ def tansley(
         name="tansley-2" if subspace else "tansley-1",
         equation=Span(nodes=(1.0,), layers=layers),
         multipliers=Solved(),
-        optimiser=Momentum(0.1, stiff=True),
+        optimiser=Momentum(1.0, stiff=True),
         steps=steps,
         samples=samples,
         sphere=True,
