@@ -26,7 +26,7 @@ def found(seed=0, polish=True, **recipe):
     """What the attack finds, with another recipe stated if asked for."""
     evidence = victim(seed).evidence
     evidence = replace(evidence, recipe=replace(evidence.recipe, **recipe))
-    attack = presets.exhume(6)
+    attack = replace(presets.exhume(6), read_off=None)
     return (attack if polish else replace(attack, polish=None)).run(evidence, seed=7)
 
 

@@ -6,7 +6,7 @@ import torch
 from exhume import match, presets
 from exhume.equations.part import split
 from exhume.equations.span import Span
-from exhume.moves.readings import readings
+from exhume.moves.readings import ReadOff
 from exhume.spaces import full
 from exhume.survey import survey
 from exhume.victims.data import load
@@ -26,7 +26,7 @@ def planted():
 def paired(planted, exclusive, z):
     parts = split(planted.evidence, "all", 0.2, 0)
     fit, held = (Span(nodes=(0.0,)).bind(planted.evidence, full(SIZES[0]), NO_DECAY, part=p) for p in parts)
-    return readings(full(SIZES[0]), exclusive, fit, held, z)
+    return ReadOff().run(full(SIZES[0]), exclusive, fit, held, z)
 
 
 def test_a_sample_that_is_read_off_replaces_the_candidate_near_it(planted):
@@ -67,6 +67,6 @@ def test_an_attack_far_past_convergence_reports_readings_to_rounding():
     read = apart.amin(1) < 1e-9
     assert int(read.sum()) == 4
     assert float(apart.amin(1)[~read].median()) > 0.02
-    assert any("give them away" in said for said in found.assumed)
+    assert any("alone activated show" in said for said in found.assumed)
     assert bool(found.certificate.certified[apart[read].argmin(1)].all())
     assert match(found, victim.truth).control.count == 0

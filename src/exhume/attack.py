@@ -25,7 +25,7 @@ from exhume.lineage import Lineage
 from exhume.moves.growth import Growth
 from exhume.moves.polish import Polish, Polished
 from exhume.moves.prune import importance, weakest_out
-from exhume.moves.readings import Readings, readings
+from exhume.moves.readings import Readings, ReadOff
 from exhume.moves.refine import refine
 from exhume.moves.restart import MultiStart
 from exhume.moves.search import SubspaceSearch
@@ -80,6 +80,7 @@ class SpanAttack:
         priors: further penalties.
         repairs: times that candidates which fail the one-at-a-time equation are replaced after the joint fit.
         sharpen: what a second fit uses besides the equation, or None for no second fit.
+        read_off: keeps what single neurons give away as it is; None leaves it to the fit.
         polish: refinement by simulated training, where the recipe is known; None for none.
         held_out: share of the hidden units left out of search and fit, and predicted for the certificate.
         sharpness: slopes of the smoothed ReLU, in units of one over the typical pre-activation.
@@ -97,6 +98,7 @@ class SpanAttack:
     priors: tuple[Term, ...] = ()
     repairs: int = 2
     sharpen: Sharpen | None = None
+    read_off: ReadOff | None = ReadOff()
     polish: Polish | None = None
     held_out: float = 0.2
     sharpness: tuple[float, ...] = (6.0, 10.0, 16.0)
@@ -178,24 +180,27 @@ class SpanAttack:
             fit, held = (self._objective(evidence, ground, part).equation for part in found.parts)
             others = [ground.space.expand(search.point.z) for search in searches if search is not found]
             if ground.reduced and ground.first is not None:
-                read = readings(ground.space, ground.first.exclusive, fit, held, point.z)
                 others.append(ground.first.exclusive)
-            if len(read.z):
-                notes.append(
-                    f"{len(read.z)} candidates are as single neurons, which only they activated, give them away"
-                )
-                final = replace(final, point=everything.at(read.place(final.point.z)))
+                if self.read_off is not None:
+                    read = self.read_off.run(ground.space, ground.first.exclusive, fit, held, point.z)
             witnesses = torch.cat([point.z.new_zeros(0, evidence.input.size), *others])
-            certificate = certify(
-                evidence, fit, held, read.place(point.z), everything, final.point, witnesses
+            placed = everything.at(read.place(final.point.z))
+            certificate = certify(evidence, fit, held, read.place(point.z), everything, placed, witnesses)
+        if len(read.z):
+            notes.append(
+                f"{len(read.z)} of the candidates are what neurons that one sample alone activated show"
             )
+        # Polish takes candidates to be where the equation puts them, so readings are put back only after it.
+        ends = final.point.z
         polished = self._polish(evidence, ground, found.single, final.point, notes, clock)
         if polished is not None:
-            before, after = (ground.space.expand(z) for z in (final.point.z, polished.z))
+            before, after = (ground.space.expand(read.place(z)) for z in (ends, polished.z))
             by = (after - before).norm(dim=1) / after.norm(dim=1).clamp_min(1e-30)
             if certificate is not None:
                 certificate = certificate.polished(polished.left, by)
-            final = replace(final, point=everything.at(read.place(polished.z)))
+            ends = polished.z
+        if polished is not None or len(read.z):
+            final = replace(final, point=everything.at(read.place(ends)))
         runs = [run for search in searches for run in search.runs]
         lineage = found.lineage
         return self._report(
